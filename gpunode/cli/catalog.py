@@ -13,6 +13,7 @@ from gpunode.catalog.catalog import FILES, MODELS
 from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
+from gpunode.cli.options import OVERLAY, format_option, verbose_option
 from gpunode.errors import Exit, UsageError
 from gpunode.report.table import table_lines
 from gpunode.text import nearest
@@ -51,18 +52,6 @@ SHORT = {"gpu": "gpus", "drivers": "branches", "driver": "branches", "cuda": "to
 
 EMPTY: tuple[Any, ...] = (None, [], {})
 
-overlay_option = click.option(
-    "--overlay", "overlays", multiple=True, metavar="FILE", help="Overlay a site catalog file.  [repeatable]"
-)
-format_option = click.option(
-    "--format", "form", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
-)
-
-
-def verbose_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option ``-v``, with its effect in this verb."""
-    return click.option("-v", "--verbose", is_flag=True, help=text)
-
 
 @click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
 @verbose_option("As with list, show or lint.")
@@ -75,8 +64,8 @@ def command(ctx: click.Context, /, *, verbose: bool) -> None:
 
 @command.command("list", epilog="Example: gpunode catalog list gpus")
 @click.argument("kind", required=False)
-@overlay_option
-@format_option
+@OVERLAY
+@format_option("table", "json", "yaml")
 @verbose_option("Also show source, date and confidence of each row.")
 def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose: bool) -> int:
     """List the rows of one KIND, or all kinds."""
@@ -98,8 +87,8 @@ def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose
 
 @command.command("show", epilog='Examples: gpunode catalog show "H100 SXM"; show 580; show xid/79; show ubuntu-24.04')
 @click.argument("name")
-@overlay_option
-@format_option
+@OVERLAY
+@format_option("table", "json", "yaml")
 @verbose_option("Also show unknown fields.")
 def show(*, name: str, overlays: tuple[str, ...], form: str, verbose: bool) -> int:
     """Show one entry with its sources: by id, name, alias, PCI id or KIND/ID.
@@ -131,7 +120,7 @@ def show(*, name: str, overlays: tuple[str, ...], form: str, verbose: bool) -> i
 
 @command.command("lint", epilog="Example: gpunode catalog lint site-catalog.yml")
 @click.argument("files", nargs=-1)
-@overlay_option
+@OVERLAY
 @verbose_option("Print the rule of each problem.")
 def lint_files(*, files: tuple[str, ...], overlays: tuple[str, ...], verbose: bool) -> int:
     """Verify the catalog with FILES overlaid; print one line per problem and exit 2 if there are any."""

@@ -18,7 +18,7 @@ from gpunode.checks.own_packages import load_packages
 from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, Maturity, evidence, pages
 from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import NO_POLICY, Policy, Threshold
-from gpunode.cli.options import VERBOSE_ACCEPTED
+from gpunode.cli.options import VERBOSE_ACCEPTED, format_option, policy_option, verbose_option
 from gpunode.errors import Exit, UsageError
 from gpunode.facts.node import FACTS
 from gpunode.facts.paths import paths
@@ -115,16 +115,10 @@ class ChecksOrOne(click.Group):
     invoke_without_command=True,
     subcommand_metavar="[ID | test FILE | facts [FACT]...]",
 )
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("table", "json")
 @click.option("--thresholds", is_flag=True, help="List the limits instead of the checks.")
-@click.option(
-    "--policy",
-    "policy_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also show the limits and site checks of this policy.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Also show the facts that each check needs.")
+@policy_option("  Its limits and checks are shown too.")
+@verbose_option("Also show the facts that each check needs.")
 @click.pass_context
 def command(
     ctx: click.Context, /, *, form: str, thresholds: bool, policy_file: Path | None, verbose: bool
@@ -169,7 +163,7 @@ def page(policy: Policy, /, *, check_id: str) -> int:
 
 @command.command("test")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-v", "--verbose", is_flag=True, help="Also show passed cases.")
+@verbose_option("Also show passed cases.")
 def test(*, file: Path, verbose: bool) -> int:
     """Test own checks by the contract of gpunode's: each passes a bundle, finds its mutants, and is an error without
     its data. FILE holds the tests, and the checks where they are declared in YAML. Exit 1: a case failed.

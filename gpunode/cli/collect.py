@@ -10,7 +10,7 @@ import click
 
 from gpunode.cli import selection as selection_
 from gpunode.cli.on_node import SCRIPT, ProbeRun
-from gpunode.cli.options import FORMAT, quiet
+from gpunode.cli.options import FORMAT, SAVE, history_option, quiet, verbose_option
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.history.recording import Recorder
@@ -27,18 +27,13 @@ from gpunode.text import now, printable
 
 @click.command("collect")
 @selection_.options
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Directory for the bundles, as DIR/HOST.json.",
-)
+@SAVE
 @click.option(
     "--on-node", is_flag=True, help="This machine without Ansible and SSH, as a job of srun, clush or Kubernetes."
 )
 @click.option("--print-probe", is_flag=True, help="Print the probe, for python3 -I - on a node without gpunode.")
-@click.option("--history/--no-history", default=True, help="Save this run: gpunode history --help.  [default: yes]")
-@click.option("-v", "--verbose", is_flag=True, help="Print each node as it answers.")
+@history_option(default=True)
+@verbose_option("Print each node as it answers.")
 @FORMAT
 def command(  # noqa: PLR0913
     *,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from gpunode.cli.options import VERBOSE_ACCEPTED
+from gpunode.cli.options import VERBOSE_ACCEPTED, format_option
 from gpunode.cli.settings import NAME, SHARED, options_of, origin_of, read_settings, variables
 from gpunode.cli.verbs import VERBS, command_of
 from gpunode.errors import Exit, UsageError
@@ -48,7 +48,7 @@ def command() -> None:
 @click.argument("verb", required=False)
 @click.option("--all", "everything", is_flag=True, help="Also options that have their default.")
 @click.option("-i", "--inventory", metavar="INVENTORY", help="Inventory; the file is beside it or in the folder above.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("table", "json")
 @VERBOSE_ACCEPTED
 def show(*, verb: str | None, everything: bool, inventory: str | None, form: str) -> int:
     """Show options that are set, for all verbs or for one, with the file or variable that sets each.

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
-from gpunode.cli.options import REPLAY
+from gpunode.cli.options import REPLAY, format_option, verbose_option
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, GpunodeError, UsageError
 from gpunode.facts import NodeFacts
@@ -61,20 +61,15 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "--profile", type=click.Choice(PROFILES), default="training", show_default=True, help="Usage profile of the node."
 )
 @click.option("--multi-node", is_flag=True, help="The workload runs over several nodes.")
-@click.option("--gpus", metavar="LIST", help="Only these GPUs with their share of the node: 0,1 or 0-3 or UUIDs.")
+@click.option(
+    "--gpus", "gpu_list", metavar="LIST", help="Only these GPUs with their share of the node: 0,1 or 0-3 or UUIDs."
+)
 @click.option(
     "--idle", type=click.IntRange(1, MOST_GPUS), metavar="NUMBER", help="As --gpus: so many idle GPUs near each other."
 )
 @click.option("--expandable-segments", is_flag=True, help="Enable PyTorch's expandable segments (disables CUDA IPC).")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", *OF_ONE_NODE, "json"]),
-    default="text",
-    show_default=True,
-    help="Output format; text and json support several nodes.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Also show sources, and settings that are not changed and why.")
+@format_option("text", *OF_ONE_NODE, "json", text="Output format; text and json support several nodes.")
+@verbose_option("Also show sources, and settings that are not changed and why.")
 def command(  # noqa: PLR0913
     *,
     selection: Selection,
@@ -82,7 +77,7 @@ def command(  # noqa: PLR0913
     workload: Workload,
     profile: Profile,
     multi_node: bool,
-    gpus: str | None,
+    gpu_list: str | None,
     idle: int | None,
     expandable_segments: bool,
     form: str,
@@ -104,7 +99,7 @@ def command(  # noqa: PLR0913
         raise UsageError(f"--expandable-segments is a setting of PyTorch: --workload {workload} does not use it")
     if replay:
         refuse_asking("--replay contacts no node")
-    request = _request(gpus, idle, form)
+    request = _request(gpu_list, idle, form)
     missed, refused, found = list[str](), list[GpunodeError](), list[Tuning]()
     with Evaluator() as evaluator:
         for node in facts_of(selection, evaluator, missed, replay=replay):
@@ -202,11 +197,9 @@ def facts_of(selection: Selection, evaluator: Evaluator, missed: list[str], *, r
 @click.command("advise")
 @selection_.options
 @REPLAY
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
-)
+@format_option("text", "json")
 @click.option("--figures", is_flag=True, help="Print only the table: this node, the guides' figure, the limit.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show the source of each advice.")
+@verbose_option("Also show the source of each advice.")
 def advise_command(*, selection: Selection, replay: bool, form: str, figures: bool, verbose: bool) -> int:
     """Print what pays for training on a node: HOST, hosts of an inventory (-i), a bundle (--replay), or this machine.
 

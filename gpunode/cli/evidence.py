@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gpunode import __version__
-from gpunode.cli.options import QUIET, VERBOSE_ACCEPTED, quiet
+from gpunode.cli.options import QUIET, VERBOSE_ACCEPTED, output_option, quiet
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.request import JudgingRequest
@@ -29,7 +29,7 @@ Document = dict[str, Any]
 
 @click.command("evidence")
 @click.argument("bundles", metavar="BUNDLE...", nargs=-1, required=True)
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the archive: evidence.tar.gz.")
+@output_option("Write the archive: evidence.tar.gz.")
 @click.option("--word", "words", multiple=True, metavar="TEXT", help="Also replace this word: a customer, a project.")
 @QUIET
 @VERBOSE_ACCEPTED

@@ -12,7 +12,7 @@ from gpunode.catalog import load
 from gpunode.checks import Status, registry
 from gpunode.checks.wheels import runs_on, wheel_architectures
 from gpunode.cli import selection as selection_
-from gpunode.cli.options import FORMAT, REPLAY
+from gpunode.cli.options import FORMAT, REPLAY, verbose_option
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.judging.evaluator import Evaluator
@@ -38,7 +38,7 @@ ALWAYS = ("node.reachable",)
 @click.argument("message")
 @selection_.options
 @REPLAY
-@click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed on the nodes.")
+@verbose_option("Also show checks that passed on the nodes.")
 @FORMAT
 def command(*, message: str, selection: Selection, replay: bool, verbose: bool, form: str) -> int:
     """Explain an error MESSAGE, and with HOSTs, -i or --replay what these nodes have to do with it.

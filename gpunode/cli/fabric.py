@@ -14,7 +14,16 @@ from gpunode import __version__
 from gpunode.checks import Expectation
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
-from gpunode.cli.options import EXPECT, STRICT
+from gpunode.cli.options import (
+    BASELINE,
+    EXPECT,
+    IMAGE_FILE,
+    NO_CONTAINER,
+    STRICT,
+    history_option,
+    image_option,
+    verbose_option,
+)
 from gpunode.cli.outputs import CommandWithOutputs
 from gpunode.cli.selection import Selection
 from gpunode.cli.validate import write
@@ -94,31 +103,20 @@ OF_RANKS = (
     help="Network interface of the ranks.  [default: with --engine ssh the fastest, else as NCCL and Gloo choose it]",
 )
 @click.option("--links-only", is_flag=True, help="Only the exchanges between nodes: no collectives, no training.")
-@click.option("--image", metavar="IMAGE", help="Container image of the ranks.  [default: from the catalog]")
-@click.option(
-    "--image-file", type=click.Path(path_type=Path), metavar="FILE", help="Archive of the image (docker save)."
-)
-@click.option("--no-container", is_flag=True, help="Run the ranks with the node's own Python.")
+@image_option()
+@IMAGE_FILE
+@NO_CONTAINER
 @click.option("--python", "python", default="python3", show_default=True, help="Python of slurm, mpi and kubernetes.")
 @click.option("--rendezvous", metavar="HOST", help="Address of rank 0.  [default: found by facts, or by the engine]")
 @click.option(
     "--force", is_flag=True, help="Go on with busy GPUs, and with nodes that failed before the ranks started."
 )
 @EXPECT
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Report of --format json of an earlier run with --fabric; figures are compared with those of the same node.",
-)
-@click.option(
-    "--history/--no-history",
-    default=None,
-    help="Save this run: gpunode history --help.  [default: yes, with --records and --dumps no]",
-)
+@BASELINE
+@history_option("yes, with --records and --dumps no")
 @outputs_.options
 @STRICT
-@click.option("-v", "--verbose", is_flag=True, help="Also show notes and passed checks.")
+@verbose_option("Also show notes and passed checks.")
 @click.pass_context
 def validate_fabric(  # noqa: PLR0913
     ctx: click.Context,

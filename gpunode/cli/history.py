@@ -12,7 +12,7 @@ from typing import Literal
 import click
 from pydantic import Field
 
-from gpunode.cli.options import VERBOSE_ACCEPTED
+from gpunode.cli.options import VERBOSE_ACCEPTED, format_option, output_option, verbose_option
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.frozen import FrozenByName
 from gpunode.history.compare import compare, compare_runs
@@ -27,7 +27,7 @@ from gpunode.report.comparison import as_lines, as_markdown, as_text
 from gpunode.text import counted, printable, printable_json
 from gpunode.whole import must_not_be_redirected, write_whole
 
-VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print the folder of the history too.")
+VERBOSE = verbose_option("Print the folder of the history too.")
 LIMITS = HistoryLimits()
 
 
@@ -170,7 +170,7 @@ def show_trends(*, host: str | None, verbose: bool) -> int:
 
 @command.command("export")
 @click.argument("run")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write.  [default: stdout]")
+@output_option("File to write.  [default: stdout]")
 @click.option("--bundles", type=click.Path(path_type=Path), metavar="DIR", help="Write the run's bundles instead.")
 @VERBOSE
 def export(*, run: str, output: Path | None, bundles: Path | None, verbose: bool) -> int:
@@ -245,14 +245,11 @@ def prune(*, days: float, mib: float, bundles_mib: float, hosts: tuple[str, ...]
     return Exit.GOOD
 
 
-FORMATS = ("text", "json", "markdown")
-
-
 @click.command("compare")
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Format.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write.  [default: stdout]")
+@format_option("text", "json", "markdown")
+@output_option("File to write.  [default: stdout]")
 @VERBOSE_ACCEPTED
 def compare_command(*, before: str, after: str, form: str, output: Path | None) -> int:
     """Compare two runs, node by node: GPUs, links, versions, settings, verdicts, figures beyond their noise.

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from gpunode.cli.options import FORMAT, VERBOSE_ACCEPTED
+from gpunode.cli.options import FORMAT, VERBOSE_ACCEPTED, output_option, verbose_option
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
 from gpunode.lab.engine import connect
@@ -211,7 +211,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_name
-@click.option("-v", "--verbose", is_flag=True, help="Print what ssh does.")
+@verbose_option("Print what ssh does.")
 @click.argument("node")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")
 def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
@@ -244,7 +244,7 @@ def inventory(name: str, path: bool) -> int:
 @command.command()
 @VERBOSE_ACCEPTED
 @click.argument("kind", metavar="KIND")
-@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Output file.")
+@output_option("Output file.", required=True)
 def image(kind: str, output: Path) -> int:
     """Write a container image for the workload in nodes (validate --image-file FILE).
 

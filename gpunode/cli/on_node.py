@@ -14,10 +14,19 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.options import EXPECT, SELECT, SKIP, STRICT, Duration, policy_option
+from gpunode.cli.options import (
+    EXPECT,
+    SELECT,
+    SKIP,
+    STRICT,
+    Duration,
+    format_option,
+    output_option,
+    policy_option,
+    verbose_option,
+)
 
 SCRIPT = Path(__file__).parents[1] / "onnode" / "probe.py"
-FORMATS = ("console", "json", "prometheus", "slurm")
 OF_PROBE, OF_WAITING = 0.65, 0.9
 """Shares of the budget: for the probe to query sources, and for its answer to arrive; the rest is for judging."""
 MOST_BYTES = 64 << 20
@@ -33,26 +42,14 @@ MOST_BYTES = 64 << 20
     metavar="DURATION",
     help="What does not fit is reported as not run.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="console",
-    show_default=True,
-    help="slurm: one line, STATE: REASON.",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File for the report, replaced as a whole when the verdict is complete.",
-)
+@format_option("console", "json", "prometheus", "slurm", text="slurm: one line, STATE: REASON.")
+@output_option("File for the report, replaced as a whole when the verdict is complete.")
 @EXPECT
 @policy_option()
 @SELECT
 @SKIP
 @STRICT
-@click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks, and the duration.")
+@verbose_option("Also show notes, passed and skipped checks, and the duration.")
 def validate_on_node(  # noqa: PLR0913
     *,
     budget: float,

@@ -15,7 +15,6 @@ from gpunode.cli.settings import origin_of
 from gpunode.text import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-FORMAT = click.option("--format", "form", type=click.Choice(["console", "json"]), default="console", show_default=True)
 LONGEST_S = 7 * 24 * 3600
 """Longer than any node's work, and within the range of clocks."""
 
@@ -61,7 +60,7 @@ class NodesOption(click.Option):
 
 OTHER_NODES = (
     *("hosts", "bundles", "replay", "gpus", "platform", "system", "diff", "on_node", "print_probe", "listing"),
-    *("run", "resume"),
+    *("run", "resume", "records", "dumps"),
 )
 """Parameters that name nodes themselves, or that need none."""
 
@@ -93,6 +92,38 @@ def inventory_option(*, required: bool = False) -> Callable[[Command], Command]:
     )
 
 
+def format_option(*choices: str, text: str | None = None) -> Callable[[Command], Command]:
+    """Return --format; the first choice is the default."""
+    return click.option(
+        "--format", "form", type=click.Choice(choices), default=choices[0], show_default=True, help=text
+    )
+
+
+def output_option(text: str, *, metavar: str = "FILE", required: bool = False) -> Callable[[Command], Command]:
+    """Return --output, of verbs that write one file or folder."""
+    return click.option("--output", type=click.Path(path_type=Path), metavar=metavar, required=required, help=text)
+
+
+def verbose_option(text: str) -> Callable[[Command], Command]:
+    """Return -v, with its effect in this verb."""
+    return click.option("-v", "--verbose", is_flag=True, help=text)
+
+
+def image_option(
+    text: str = "Container image for the workload.  [default: from the catalog]",
+) -> Callable[[Command], Command]:
+    """Return --image."""
+    return click.option("--image", metavar="IMAGE", help=text)
+
+
+def history_option(text: str = "yes", *, default: bool | None = None) -> Callable[[Command], Command]:
+    """Return --history; ``text`` is its default in words."""
+    return click.option(
+        "--history/--no-history", default=default, help=f"Save this run: gpunode history --help.  [default: {text}]"
+    )
+
+
+FORMAT = format_option("console", "json")
 INVENTORY = inventory_option()
 LIMIT = click.option("-l", "--limit", cls=NodesOption, metavar="PATTERN", help="Ansible host pattern.")
 PARALLEL = click.option(
@@ -116,6 +147,32 @@ ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="As
 REPLAY = click.option(
     "--replay", is_flag=True, help="The arguments are saved bundles or directories of bundles; no node is contacted."
 )
+IMAGE_FILE = click.option(
+    "--image-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Archive of the image (docker save), loaded on nodes that lack it.",
+)
+NO_CONTAINER = click.option("--no-container", is_flag=True, help="Run the workload with the node's own Python.")
+SAVE = click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Save the bundles as DIR/HOST.json.")
+BASELINE = click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Report of --format json of an earlier run; measured figures are compared with those of the same node.",
+)
+OVERLAY = click.option(
+    "--overlay", "overlays", multiple=True, metavar="FILE", help="Overlay a site catalog file.  [repeatable]"
+)
+EXTRA_VARS = click.option(
+    "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables with the highest precedence."
+)
+VAULT_PASSWORD_FILE = click.option(
+    "--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="File with the vault password."
+)
+FORKS = click.option(
+    "-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Nodes that Ansible processes in parallel."
+)
 EXPECT = click.option(
     "--expect",
     type=click.Path(path_type=Path),
@@ -125,7 +182,7 @@ EXPECT = click.option(
 
 
 def policy_option(more: str = "") -> Callable[[Command], Command]:
-    """Return the option of a policy's file; ``more`` follows its help."""
+    """Return --policy; ``more`` follows its help."""
     return click.option(
         "--policy",
         "policy_file",

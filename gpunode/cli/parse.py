@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpunode.catalog import load
+from gpunode.cli.options import verbose_option
 from gpunode.errors import UsageError
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.dmesg import XidMeaning
@@ -17,7 +18,7 @@ from gpunode.text import unknown
 @click.command("parse")
 @click.argument("kind", metavar="KIND")
 @click.argument("file", metavar="FILE|-")
-@click.option("-v", "--verbose", is_flag=True, help="Print the size and kind of the input on stderr.")
+@verbose_option("Print the size and kind of the input on stderr.")
 def command(*, kind: str, file: str, verbose: bool) -> int:
     """Parse the raw output of one tool (FILE, or - for stdin) and print it as one JSON document.
 

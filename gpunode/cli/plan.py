@@ -11,7 +11,19 @@ import click
 import yaml
 
 from gpunode.catalog import Catalog, load
-from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, QUIET, REPLAY, TIMEOUT
+from gpunode.cli.options import (
+    ASK_BECOME_PASS,
+    INVENTORY,
+    LIMIT,
+    OVERLAY,
+    PARALLEL,
+    QUIET,
+    REPLAY,
+    STRICT,
+    TIMEOUT,
+    format_option,
+    verbose_option,
+)
 from gpunode.cli.selection import refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.report.plan import dumped, rendered
@@ -48,7 +60,7 @@ class PlanOptions:
     diff: tuple[str, str] | None
     overlays: tuple[str, ...]
     today: str | None
-    format: str
+    form: str
     write: bool
     strict: bool
     parallel: int
@@ -119,22 +131,19 @@ class PlanOptions:
 )
 @click.option("--explain", metavar="RULE", help="Explain one rule and how it applies to this request: R10.")
 @click.option("--diff", nargs=2, metavar="A B", help="Compare two saved plans (--format json or yaml, or a lock).")
-@click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="Site catalog file.  [repeatable]")
+@OVERLAY
 @click.option("--today", metavar="DATE", help="Evaluate support dates for this day, YYYY-MM-DD.  [default: today]")
-@click.option(
-    "--format",
-    type=click.Choice(["table", "json", "yaml", OPERATOR, PLUGIN]),
-    default="table",
-    show_default=True,
-    help="gpu-operator, device-plugin: Helm values for Kubernetes nodes with this driver on the host.",
+@format_option(
+    *("table", "json", "yaml", OPERATOR, PLUGIN),
+    text="gpu-operator, device-plugin: Helm values for Kubernetes nodes with this driver on the host.",
 )
-@click.option("--strict", is_flag=True, help="Exit 1 if a stack has warnings.")
+@STRICT
 @click.option("--write", is_flag=True, help="Write the lock gpunode_stack.yml to host_vars or group_vars.")
 @PARALLEL
 @TIMEOUT
 @QUIET
 @ASK_BECOME_PASS
-@click.option("-v", "--verbose", is_flag=True, help="Also show components that the stack omits, and why.")
+@verbose_option("Also show components that the stack omits, and why.")
 def command(**values: Any) -> int:
     """Resolve a matched stack: driver, CUDA, fabric, DCGM, containers and package names, each with the rule that
     decides it.
@@ -172,15 +181,15 @@ def command(**values: Any) -> int:
         document = _of_bundles(options.bundles, request, catalog, today)
     else:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
-    if options.format in (OPERATOR, PLUGIN):
+    if options.form in (OPERATOR, PLUGIN):
         return _helm_values(document, options, catalog)
-    click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
+    click.echo(rendered(document, options.form, verbose=options.verbose), nl=False)
     return exit_code(document, strict=options.strict)
 
 
 def _helm_values(document: Plan, options: PlanOptions, catalog: Catalog) -> int:
     """Print a values file; nothing but the reasons on stderr if a node has no stack, or one that is not supported."""
-    found = (operator_values if options.format == OPERATOR else plugin_values)(document, catalog)
+    found = (operator_values if options.form == OPERATOR else plugin_values)(document, catalog)
     problems = [*found.problems]
     for group in document.groups:
         hosts = f"{', '.join(group.hosts)}: " if group.hosts else ""
@@ -212,13 +221,13 @@ def _diff(options: PlanOptions) -> int:
         raise UsageError(f"--diff compares two files and cannot be combined with {other}")
     first, second = map(Path, options.diff or ())
     found = differences(first, second, verbose=options.verbose)
-    if options.format in (OPERATOR, PLUGIN):
-        raise UsageError(f"--diff prints table, json or yaml, not {options.format}")
-    if options.format == "table":
+    if options.form in (OPERATOR, PLUGIN):
+        raise UsageError(f"--diff prints table, json or yaml, not {options.form}")
+    if options.form == "table":
         click.echo("\n".join(map(str, found)) if found else "no difference")
     else:
         document = [change._asdict() for change in found]
-        click.echo(dumped(document, options.format), nl=False)
+        click.echo(dumped(document, options.form), nl=False)
     return Exit.FAILED if found else Exit.GOOD
 
 
@@ -230,7 +239,7 @@ def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: da
         raise UsageError("--explain answers for a hypothetical node: describe it with --gpu or --platform and --os")
     found = explain_rule(options.explain or "", request, _picture(options, catalog), catalog, today)
     plain = found.model_dump(mode="json")
-    click.echo(explained(found) if options.format == "table" else dumped(plain, options.format), nl=False)
+    click.echo(explained(found) if options.form == "table" else dumped(plain, options.form), nl=False)
     return Exit.GOOD
 
 
@@ -264,8 +273,8 @@ def _must_fit_together(options: PlanOptions) -> None:
         raise UsageError("--count needs a --gpu")
     if options.limit is not None and not options.inventories:
         raise UsageError("--limit needs an inventory: -i INVENTORY")
-    if options.diff is None and options.explain is not None and options.format in (OPERATOR, PLUGIN):
-        raise UsageError(f"--explain prints table, json or yaml, not {options.format}")
+    if options.diff is None and options.explain is not None and options.form in (OPERATOR, PLUGIN):
+        raise UsageError(f"--explain prints table, json or yaml, not {options.form}")
     if options.write and not options.inventories:
         raise UsageError("--write needs an inventory: -i INVENTORY; a lock is written beside its variables")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.options import Duration
+from gpunode.cli.options import FORMAT, Duration, output_option, verbose_option
 from gpunode.errors import Exit, UsageError
 from gpunode.profiling.document import ProfileDocument
 from gpunode.profiling.run import TOOLS, ProfileRequest, ProfileResult, profile
@@ -36,17 +36,12 @@ class GpuList(click.ParamType[tuple[int, ...]]):
 @click.option("--container", metavar="ID", help="Run the command in this running container (docker exec).")
 @click.option("--gpus", type=GpuList(), metavar="0,1", help="GPUs that the command may use.  [default: all]")
 @click.option("--tool", type=click.Choice(TOOLS), help="Profiler.  [default: the first of these that can be used]")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for the trace, new or empty.  [default: gpunode-profile-PID]",
-)
+@output_option("Folder for the trace, new or empty.  [default: gpunode-profile-PID]", metavar="DIR")
 @click.option("--limit", type=Duration(1), default="10m", show_default=True, help="Time limit of the command.")
 @click.option("--warmup", type=click.IntRange(0, 100_000), default=5, show_default=True, help="Skipped steps.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=20, show_default=True, help="Recorded steps.")
-@click.option("--format", "form", type=click.Choice(["console", "json"]), default="console", show_default=True)
-@click.option("-v", "--verbose", is_flag=True, help="Also show what was checked before the run.")
+@FORMAT
+@verbose_option("Also show what was checked before the run.")
 def command(  # noqa: PLR0913
     *,
     words: tuple[str, ...],

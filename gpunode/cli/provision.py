@@ -13,7 +13,16 @@ from typing import Any, BinaryIO
 
 import click
 
-from gpunode.cli.options import FORMAT, inventory_option, quiet
+from gpunode.cli.options import (
+    ASK_BECOME_PASS,
+    EXTRA_VARS,
+    FORKS,
+    FORMAT,
+    LIMIT,
+    VAULT_PASSWORD_FILE,
+    inventory_option,
+    quiet,
+)
 from gpunode.cli.plan_fleet import origin_lines, unwritten
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
@@ -35,7 +44,7 @@ class ProvisionOptions:
     tags: tuple[str, ...]
     skip_tags: tuple[str, ...]
     check: bool
-    diff: bool
+    differences: bool
     extra_vars: tuple[str, ...]
     list_hosts: bool
     ask_become_pass: bool
@@ -60,26 +69,22 @@ class ProvisionOptions:
             "--extra-vars": self.extra_vars,
             "--forks": [self.forks] if self.forks is not None else [],
         }
-        flags = {"--check": self.check, "--diff": self.diff, f"-{'v' * self.verbose}": self.verbose}
+        flags = {"--check": self.check, "--diff": self.differences, f"-{'v' * self.verbose}": self.verbose}
         return [*option_words(valued), *(flag for flag, given in flags.items() if given), *self.vault]
 
 
 @click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")
 @inventory_option(required=True)
-@click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
+@LIMIT
 @click.option("-t", "--tags", multiple=True, metavar="TAG[,TAG]", help="Run only tasks with these tags.")
 @click.option("--skip-tags", multiple=True, metavar="TAG[,TAG]", help="Skip tasks with these tags.")
 @click.option("-C", "--check", is_flag=True, help="Report what would change, without changing it.")
-@click.option("-D", "--diff", is_flag=True, help="Show differences in changed files.")
-@click.option(
-    "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables with the highest precedence."
-)
+@click.option("-D", "--diff", "differences", is_flag=True, help="Show differences in changed files.")
+@EXTRA_VARS
 @click.option("--list-hosts", is_flag=True, help="Check options, inventory and variables, list the nodes and end.")
-@click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
-@click.option(
-    "--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="File with the vault password."
-)
-@click.option("-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Number of nodes to process in parallel.")
+@ASK_BECOME_PASS
+@VAULT_PASSWORD_FILE
+@FORKS
 @click.option("-v", "--verbose", count=True, help="Increase the verbosity of Ansible.  [repeatable]")
 @FORMAT
 def command(**values: Any) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.options import QUIET, Duration, quiet
+from gpunode.cli.options import QUIET, Duration, format_option, quiet, verbose_option
 from gpunode.errors import Exit, UsageError
 from gpunode.report.table import table_lines
 from gpunode.staging.copying import CopyRun, FileListing, PieceJournal, described, listing
@@ -50,9 +50,9 @@ class ByteSize(click.ParamType[int]):
     "--wait", type=Duration(0), default="60m", show_default=True, help="Time to wait for another run on this copy."
 )
 @click.option("--list", "only_list", is_flag=True, help="List the copies in DST.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Format of --list.")
+@format_option("text", "json", text="Format of --list.")
 @QUIET
-@click.option("-v", "--verbose", is_flag=True, help="Print progress every 2 s.")
+@verbose_option("Print progress every 2 s.")
 def command(  # noqa: PLR0913
     *,
     folders: tuple[Path, ...],

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
-from gpunode.cli.options import VERBOSE_ACCEPTED, Duration
+from gpunode.cli.options import VERBOSE_ACCEPTED, Duration, format_option
 from gpunode.cli.selection import Selection, ask_password
 from gpunode.errors import Exit, UsageError
 from gpunode.top.document import TopDocument, csv_lines
@@ -53,14 +53,7 @@ _UNLIMITED = 1 << 16
 )
 @click.option("--duration", type=Duration(1), metavar="DURATION", help="End after this time.  [default: never]")
 @click.option("--once", is_flag=True, help="Sample for one window, print the result, and end.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("console", "json", "csv")),
-    default="console",
-    show_default=True,
-    help="json, csv: a document, or rows, for each interval: gpunode schema top.",
-)
+@format_option("console", "json", "csv", text="json, csv: a document, or rows, for each interval: gpunode schema top.")
 @VERBOSE_ACCEPTED
 @click.pass_context
 def command(  # noqa: PLR0913

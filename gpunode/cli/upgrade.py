@@ -14,7 +14,21 @@ from rich.text import Text
 
 from gpunode.catalog import load
 from gpunode.change.journal import RunRecord, read
-from gpunode.cli.options import ASK_BECOME_PASS, FORMAT, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
+from gpunode.cli.options import (
+    ASK_BECOME_PASS,
+    EXTRA_VARS,
+    FORKS,
+    FORMAT,
+    LIMIT,
+    PARALLEL,
+    TIMEOUT,
+    VAULT_PASSWORD_FILE,
+    Command,
+    Seconds,
+    image_option,
+    inventory_option,
+    verbose_option,
+)
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.verbs import loading
 from gpunode.errors import Exit, UsageError
@@ -74,11 +88,7 @@ OPTIONS = (
         is_flag=True,
         help="Measure each node before and after, as validate at level standard: a slower one is not returned.",
     ),
-    click.option(
-        "--image",
-        metavar="IMAGE",
-        help="Container image for --measure.  [default: one of the catalog that both releases support]",
-    ),
+    image_option("Container image for --measure.  [default: one of the catalog that both releases support]"),
     click.option(
         "--accept",
         metavar="NODES",
@@ -93,17 +103,13 @@ OPTIONS = (
     click.option("--pause", is_flag=True, help="Let the run of the same command stop before its next wave."),
     click.option("--abort", is_flag=True, help="As --pause, and finish the run: the nodes left keep their release."),
     click.option("--watch", is_flag=True, help="Show the nodes of the run of the same command by state until it ends."),
-    click.option("-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables of the roles."),
-    click.option(
-        "--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="As of gpunode provision."
-    ),
-    click.option(
-        "-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Nodes that Ansible processes in parallel."
-    ),
+    EXTRA_VARS,
+    VAULT_PASSWORD_FILE,
+    FORKS,
     PARALLEL,
     TIMEOUT,
     ASK_BECOME_PASS,
-    click.option("-v", "--verbose", is_flag=True, help="Also print the time line of each node."),
+    verbose_option("Also print the time line of each node."),
     FORMAT,
 )
 

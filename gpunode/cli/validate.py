@@ -17,7 +17,19 @@ from gpunode.checks.own_packages import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
-from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option, quiet
+from gpunode.cli.options import (
+    BASELINE,
+    EXPECT,
+    REPLAY,
+    SAVE,
+    SELECT,
+    SKIP,
+    STRICT,
+    history_option,
+    policy_option,
+    quiet,
+    verbose_option,
+)
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
 from gpunode.errors import Exit, UsageError
@@ -66,12 +78,7 @@ COUNT_EVERY_S = 10.0
 )
 @EXPECT
 @policy_option("  [default: gpunode_policy of -i]")
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Report of --format json; measured figures are compared with those of the same node.",
-)
+@BASELINE
 @click.option(
     "--write-expect",
     type=click.Path(path_type=Path),
@@ -87,21 +94,17 @@ COUNT_EVERY_S = 10.0
 )
 @SELECT
 @SKIP
-@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Save the bundles as DIR/HOST.json.")
+@SAVE
 @click.option(
     "--since",
     metavar="RUN",
     help="Also report what changed since a run: last, its number, a date, or a FILE (report, bundle, folder).",
 )
-@click.option(
-    "--history/--no-history",
-    default=None,
-    help="Save this run: gpunode history --help.  [default: yes, with --replay no]",
-)
+@history_option("yes, with --replay no")
 @workloads.options
 @outputs_.options
 @STRICT
-@click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks.")
+@verbose_option("Also show notes, passed and skipped checks.")
 @click.pass_context
 def command(  # noqa: PLR0913
     ctx: click.Context,

@@ -2,12 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from gpunode.cli.options import Seconds
+from gpunode.cli.options import IMAGE_FILE, NO_CONTAINER, Seconds, image_option
 from gpunode.workload.options import BURN_S, FRAMEWORKS, IMAGE_TIMEOUT_S, WORKLOAD_TIMEOUT_S, WorkloadOptions
 
 
@@ -24,22 +23,15 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     decorated: Callable[..., Any] = with_options
     for decorate in reversed(
         (
-            click.option(
-                "--image", metavar="IMAGE", help="Container image for the workload.  [default: from the catalog]"
-            ),
+            image_option(),
             click.option(
                 "--workload",
                 "framework",
                 type=click.Choice(FRAMEWORKS),
                 help=f"Framework of the catalog's image.  [default: {FRAMEWORKS[0]}]",
             ),
-            click.option(
-                "--image-file",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="Archive of the image (docker save), loaded on nodes that lack it.",
-            ),
-            click.option("--no-container", is_flag=True, help="Run the workload with the node's own Python."),
+            IMAGE_FILE,
+            NO_CONTAINER,
             click.option(
                 "--python",
                 metavar="PATH",

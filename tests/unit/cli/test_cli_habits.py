@@ -1,8 +1,10 @@
 """What all verbs share: patterns of checks, ``-q``, ``--no-color``, exit codes in the help, errors as JSON."""
 
+import ast
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import pairwise, product
@@ -55,6 +57,40 @@ def test_patterns_and_ids_together() -> None:
 def test_a_pattern_without_a_check_is_refused(pattern: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--skip: no check matches {pattern}; see gpunode checks")):
         selected_checks([], [pattern])
+
+
+DIFFERENT = {
+    "--arch": "plan: of one node; zipapp: of all machines that it is for",
+    "--diff": "plan: of two files; provision: of files that change",
+    "--fabric": "of validate, and of the command that it begins",
+    "--format": "one, or with --output several reports",
+    "--gpus": "env: a share of a node; profile: of this machine by index",
+    "--inventory": "config: only where its file is",
+    "--limit": "hosts; profile: time; stage: space",
+    "--list": "examples, faults, copies, runs",
+    "--name": "lab, copy",
+    "--on-node": "of validate, and of the command that it begins; collect",
+    "--os": "lab: one of its own; plan: any",
+    "--output": "one, or with --format several reports",
+    "--python": "fabric: a program; zipapp: versions",
+    "--save": "bundles; shell: manual pages",
+    "--verbose": "provision: counted; some verbs: accepted",
+    "--force": "of GPUs, of nodes that failed, of a machine with GPUs",
+    "--workload": "env: tuned for; validate: run",
+}
+"""Options with more than one declaration, and why."""
+
+
+def test_an_option_of_several_verbs_is_declared_once() -> None:
+    declared = Counter(
+        str(word.value)
+        for path in (Path(__file__).parents[3] / "gpunode" / "cli").glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "click.option"
+        for word in call.args
+        if isinstance(word, ast.Constant) and str(word.value).startswith("--")
+    )
+    assert {name.partition("/")[0] for name, number in declared.items() if number > 1} == set(DIFFERENT)
 
 
 def commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, str]]:

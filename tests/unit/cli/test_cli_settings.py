@@ -153,8 +153,18 @@ def test_nodes_of_the_command_line_displace_a_configured_inventory(
     (site / "gpunode.toml").write_text('inventory = "missing.yml"\nlimit = "nobody"\n')
     assert run(["validate", "--no-history", "--level", "quick", "localhost"]) in (0, 1, 3)
     assert run(["plan", "--gpu", "T4", "--os", "debian-12"]) == 0
+    assert run(["validate", "--fabric", "--records", "/nowhere"]) == 2
     assert "missing.yml" not in capsys.readouterr().err
     assert run(["validate", "--no-history"]) == 2
+    assert "missing.yml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["provision", "--list-hosts", "--diff"], ["env", "--gpus", "0"]])
+def test_an_option_that_names_no_nodes_displaces_no_inventory(
+    site: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (site / "gpunode.toml").write_text('inventory = "missing.yml"\n')
+    assert run(words) == 2
     assert "missing.yml" in capsys.readouterr().err
 
 
