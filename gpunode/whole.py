@@ -58,6 +58,21 @@ def _refuse_foreign(place: OpenPath, trusted: frozenset[int] | None) -> None:
         raise FileRefusedError(f"{place.path} is {file_access.kind(found)} of another user (uid {found.st_uid})")
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of a file, of a longer one ``most`` bytes and one more. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            parts, left = [], most + 1
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                parts.append(part)
+                left -= len(part)
+            return b"".join(parts)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file or folder") from None
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+
+
 def make_private_folder(path: Path) -> None:
     """Create a folder and those above it, only for their owner; an existing one keeps its mode. Raises OSError."""
     trusted = trusted_users()

@@ -14,6 +14,7 @@ from gpunode.fabric.model import RankNodes
 from gpunode.fabric.second_opinion import opinion_of
 from gpunode.fabric.verdict import FabricVerdict, values_of, verdict_of
 from gpunode.judging.report import NodeReport, judged
+from gpunode.whole import read_bounded
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.transport import LaunchFailure
 
@@ -76,10 +77,9 @@ def of_dumps(folder: Path) -> list[NodeReport]:
 def read_file(path: Path) -> str:
     """Return the text of a file. Raises UsageError."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MOST_RECORDS + 1)
-    except OSError as err:
-        raise UsageError(f"--records {path}: {err.strerror}") from None
+        data = read_bounded(path, MOST_RECORDS)
+    except UsageError as err:
+        raise UsageError(f"--records {err}") from None
     if len(data) > MOST_RECORDS:
         raise UsageError(f"--records {path}: more than {MOST_RECORDS >> 20} MiB")
     return data.decode(errors="replace")

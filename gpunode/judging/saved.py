@@ -9,7 +9,7 @@ from gpunode.errors import UsageError
 from gpunode.file_access import FileRefusedError
 from gpunode.probe import Answer, Collected
 from gpunode.probe.bundle import MAX_BYTES
-from gpunode.whole import exists, make_private_folder, write_whole
+from gpunode.whole import exists, make_private_folder, read_bounded, write_whole
 
 
 def bundle_files(places: Sequence[str]) -> list[Path]:
@@ -60,17 +60,7 @@ def _files(place: Path) -> list[Path]:
 
 def read_file(path: Path) -> bytes:
     """Return the text of a bundle, and one byte more for one that is too large. Raises UsageError."""
-    try:
-        with path.open("rb") as file:
-            parts, left = [], MAX_BYTES + 1
-            while left > 0 and (part := file.read(min(left, 1 << 20))):
-                parts.append(part)
-                left -= len(part)
-            return b"".join(parts)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file or folder") from None
-    except OSError as err:
-        raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+    return read_bounded(path, MAX_BYTES)
 
 
 def folder_for_bundles(path: Path) -> Path:

@@ -15,12 +15,16 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path("/var/lib/gpunode")
 LEASE = "change.json"
 MARK = "drained.json"
+LOCK = ".change.lock"
+WAIT_S = 10.0
+"""Longer than any act of another controller takes, and shorter than the time of a node."""
 UNREADABLE = {"token": "", "owner": "an unreadable file", "since": "?", "beat": 0, "lasts_s": 0}
 
 
@@ -58,12 +62,25 @@ def answer(question: dict[str, Any], folder: Path = FOLDER, at: float | None = N
     """Return the answer to one question; ``at`` is the time."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.open(folder / ".change.lock", flags, 0o600)
+    lock = os.open(folder / LOCK, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not locked(lock):
+            return {"refused": f"another change has held {folder / LOCK} for {WAIT_S:g} s: see lslocks"}
         return {"refused": act(question, folder, time.time() if at is None else at)}
     finally:
         os.close(lock)
+
+
+def locked(lock: int) -> bool:
+    """Take the lock; return False if another process keeps it for ``WAIT_S``."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.05)
 
 
 def act(question: dict[str, Any], folder: Path, at: float) -> str:

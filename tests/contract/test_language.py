@@ -7,7 +7,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -146,60 +146,51 @@ def files(pattern: str) -> list[Path]:
     return found
 
 
-def shown(found: Iterator[str]) -> str:
-    return "\n".join(found)
+def lines_with(pattern: str, wrong: Callable[[str], Iterator[str]]) -> str:
+    """Return a line for each problem that ``wrong`` finds in the text of a file."""
+    paths = (path for path in files(pattern) if path not in WORD_LISTS)
+    return "\n".join(f"{path.relative_to(ROOT)}:{found}" for path in paths for found in wrong(path.read_text()))
+
+
+def in_lines(found: Iterator[tuple[int, str]]) -> Iterator[str]:
+    return (f"{line}: {text}" for line, text in found)
+
+
+def ruled_out_in_code(source: str) -> Iterator[tuple[int, str]]:
+    for line, text in strings_and_comments(source):
+        yield from ((line + offset, words) for offset, words in ruled_out(text))
 
 
 @pytest.mark.parametrize("room", [*ROOMS, *TESTS])
 def test_code_is_in_plain_english(room: str) -> None:
-    wrong = shown(
-        f"{path.relative_to(ROOT)}:{line + offset}: {words!r}"
-        for path in files(f"{room}/**/*.py")
-        if path not in WORD_LISTS
-        for line, text in strings_and_comments(path.read_text())
-        for offset, words in ruled_out(text)
-    )
+    wrong = lines_with(f"{room}/**/*.py", lambda source: in_lines(ruled_out_in_code(source)))
     assert not wrong, f"reword in plain technical English:\n{wrong}"
 
 
 @pytest.mark.parametrize("room", TESTS)
 def test_names_in_tests_are_in_plain_english(room: str) -> None:
-    wrong = shown(
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in files(f"{room}/**/*.py")
-        for line, name in old_names(path.read_text())
-    )
+    wrong = lines_with(f"{room}/**/*.py", lambda source: in_lines(old_names(source)))
     assert not wrong, f"rename (requested, expected, reported, foreign, malformed, pending …):\n{wrong}"
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstrings_of_functions_begin_with_a_verb(room: str) -> None:
-    wrong = shown(
-        f"{path.relative_to(ROOT)}:{line}: {text}"
-        for path in files(f"{room}/**/*.py")
-        for line, text in without_verb(path.read_text())
-    )
+    wrong = lines_with(f"{room}/**/*.py", lambda source: in_lines(without_verb(source)))
     assert not wrong, f"begin with a verb (Return, Parse, Yield …):\n{wrong}"
 
 
 @pytest.mark.parametrize("pattern", PAGES)
 def test_pages_are_in_plain_english(pattern: str) -> None:
-    wrong = shown(
-        f"{path.relative_to(ROOT)}:{line + 1}: {words!r}"
-        for path in files(pattern)
-        for line, words in ruled_out(prose(path.read_text()))
-    )
+    wrong = lines_with(pattern, lambda page: in_lines((line + 1, words) for line, words in ruled_out(prose(page))))
     assert not wrong, f"reword in plain technical English:\n{wrong}"
 
 
 @pytest.mark.parametrize("pattern", TASKS)
 def test_task_names_are_in_plain_english(pattern: str) -> None:
-    wrong = shown(
-        f"{path.relative_to(ROOT)}: {name}: {words!r}"
-        for path in files(pattern)
-        for name in task_names(yaml.safe_load(path.read_text()))
-        for _, words in ruled_out(name)
-    )
+    def wrong_names(text: str) -> Iterator[str]:
+        return (f" {name}: {words}" for name in task_names(yaml.safe_load(text)) for _, words in ruled_out(name))
+
+    wrong = lines_with(pattern, wrong_names)
     assert not wrong, f"reword in plain technical English:\n{wrong}"
 
 

@@ -1,6 +1,7 @@
 """The node's part of a change: one writer, and marks that only their owner removes. And how nodes are asked."""
 
 import _thread
+import fcntl
 import json
 import socket
 import threading
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpunode.change import leases
 from gpunode.fleet import Target, asking
-from gpunode.onnode.lease import LEASE, MARK, answer
+from gpunode.onnode.lease import LEASE, LOCK, MARK, answer
 
 HOUR = 3600
 LASTS = 8 * HOUR
@@ -47,6 +48,16 @@ def test_an_expired_lease_passes_to_another_unless_the_node_is_drained(tmp_path:
     refused = ask(tmp_path, "take", "three", 3 * LASTS)
     assert "held by me with two" in refused
     assert "without a sign of life for 960 minutes" in refused
+
+
+def test_a_lock_that_somebody_keeps_is_refused_within_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.onnode.lease.WAIT_S", 0.3)
+    assert ask(tmp_path, "take", "one", 0) == ""
+    with (tmp_path / LOCK).open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert ask(tmp_path, "free", "one", 0).startswith(f"another change has held {tmp_path / LOCK} for 0.3 s")
+    assert (tmp_path / LEASE).exists()
+    assert ask(tmp_path, "free", "one", 0) == ""
 
 
 @pytest.mark.parametrize("at", [-10 * LASTS, 0.0])
