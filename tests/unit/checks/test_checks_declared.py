@@ -163,7 +163,7 @@ def test_an_unknown_field_leaves_the_result_open_before_any_condition() -> None:
     assert (finding.status, finding.message) == ("error", "df does not report it")
 
 
-def test_no_element_and_an_absent_fact_are_what_nothing_says() -> None:
+def test_without_an_element_or_the_fact_the_check_is_skipped_for_its_reason() -> None:
     (finding,) = findings(node().model_copy(update={"file_systems": ()}), **SPACE)
     assert (finding.status, finding.message) == ("skip", "no local file system")
     absent = {"fact": "pending_updates[].package", "nothing": "role updates is not used"}
