@@ -72,7 +72,7 @@ def test_nothing_of_a_site_leaves_and_the_hashes_fit(
     found = members(out)
     manifest = json.loads(found.pop("MANIFEST.json"))
     assert manifest["files"] == {name: sha256(text.encode()).hexdigest() for name, text in found.items()}
-    assert set(found) == {"bundles/node-1.json", "bundles/node-2.json"}
+    assert set(found) == {f"bundles/node-{number}.json" for number in (1, 2, 3)}
     for text in found.values():
         assert "gpunode.bundle/1" in text
         for secret in (*SECRETS.values(), "gpu-07", "rack3", "acme", "asmith", "hunter2"):
