@@ -1,4 +1,4 @@
-"""A bundle of a real H200, passed through to a guest whose small image has no systemd: level deep of gpunode validate.
+"""A bundle of a real H200, passed through to a guest with a small image and without systemd: level deep of validate.
 
 It was collected by us on 2026-11-29 and anonymized by gpunode evidence; of the kernel only its release was renamed, and
 its command line shortened.
