@@ -111,7 +111,7 @@ def repository_key(
 ) -> tuple[str | None, RepositoryFiles]:
     """Return (the text of the key in ``file``, no files), or (None, the question for it or why it is refused).
 
-    The node only fetches what the address has. An unchanged key on the node is not fetched again.
+    The node only fetches what the address has. A pinned key that is unchanged on the node is not fetched again.
     """
     pins, variable = (archive.fingerprints, archive.sha256), archive.variable or f"{archive.role}_key"
     if not re.match(r"[a-z]+:/", archive.key):
@@ -124,7 +124,7 @@ def repository_key(
         return _refused(f"{variable}: {archive.key}: a key is fetched over https only, or a file on the controller")
     there = state.contents.get(file) or ""
     with suppress(KeyRefusedError):
-        if trusted_key(there.encode(), file, *pins) == there:
+        if any(pins) and trusted_key(there.encode(), file, *pins) == there:
             return there, RepositoryFiles()
     answer = context.answers.get(QUESTION)
     if answer is None:

@@ -85,6 +85,18 @@ def test_a_key_that_is_not_as_it_was_written_is_fetched_again(text: str) -> None
     assert contents(requested(damaged, FETCHED))[APT_PATHS["key"]] == KEY
 
 
+def test_a_sites_key_by_address_replaces_the_key_of_before() -> None:
+    """Nothing pins a site's key: what is on the node may be NVIDIA's, or that of another address."""
+    own, other = "https://mirror.test/own.asc", armored(b"\xc6\x03\x04\x00\x02")
+    state = settled()
+    asked = requested(state, key=own)
+    assert asked.questions[QUESTION].body == {"url": own}
+    answer = {"key": base64.b64encode(other.encode()).decode(), "url": own}
+    manifest = requested(state, answer, key=own)
+    assert contents(manifest)[APT_PATHS["key"]] == other
+    assert not requested(after(manifest, state), answer, key=own).pending_reasons
+
+
 def test_a_key_without_a_fingerprint_is_known_by_the_checksum_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node gets the file that was recorded, without its Version line; it stays without a question."""
     known = armored(PACKET)
