@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpunode.checks.compare import at_most, failed, faultless, passed, warned
 from gpunode.checks.declared import declare
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unknown
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import NodeFacts
@@ -28,6 +28,7 @@ RESTARTS_MOST = Threshold(
     "A running unit with more automatic restarts since it was last started warns.",
     source="our choice: systemd gives up after 5 restarts within 10 s by default; slower loops go on for ever",
 )
+NO_UNITS = "the node was not booted with systemd"
 KEPT_RUNNING = (
     "docker.service",
     "containerd.service",
@@ -164,8 +165,10 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
         mode = {"i": "asks", "l": "lists"}.get(node.needrestart.mode or "", "has no mode set")
         yield passed(f"needrestart {mode}: it restarts no service by itself")
         return
+    if gap := why_unknown(node, "units"):
+        raise Undetermined(gap)
     if node.units is None:
-        raise Undetermined(node.gap("units") or "units: not in the collected data")
+        raise Skip(NO_UNITS)
     active = {unit.name for unit in node.units if unit.active == "active"}
     here = [one for one in KEPT_RUNNING if one in active]
     loose = [one for one in here if not any(_spares(pattern, one) for pattern in node.needrestart.spared)]
@@ -194,7 +197,9 @@ def _spares(pattern: str, service: str) -> bool:
     thresholds=(RESTARTS_MOST,),
 )
 def units_restarting(node: NodeFacts) -> Iterator[CheckResult]:
-    running = [unit for unit in node.units or () if unit.active in {"active", "activating", "reloading"}]
+    if node.units is None:
+        raise Skip(NO_UNITS)
+    running = [unit for unit in node.units if unit.active in {"active", "activating", "reloading"}]
     counts = {unit.name: unit.restarts or 0 for unit in running}
     often = {name: number for name, number in counts.items() if number > RESTARTS_MOST.value}
     most = max(counts.values(), default=0)

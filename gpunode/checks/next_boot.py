@@ -200,10 +200,8 @@ def _of_settings(node: NodeFacts) -> Iterator[BootFault]:
 def _loaded_by_name(node: NodeFacts) -> bool:
     """Return True if the persistence daemon starts with the node, or may: it loads the module by its name, past a
     blacklist."""
-    return (
-        node.units is None
-        or node.systemd is False
-        or any(unit.name == "nvidia-persistenced.service" and unit.enabled == "enabled" for unit in node.units)
+    return node.units is None or any(
+        unit.name == "nvidia-persistenced.service" and unit.enabled == "enabled" for unit in node.units
     )
 
 

@@ -28,6 +28,7 @@ declare(
     value=0,
     good="no unit is failed",
     message="{measured:failed unit}: {items}",
+    nothing="the node was not booted with systemd",
     unit="failed units",
     means="No systemd unit is in state failed.",
     remedy="systemctl status UNIT and journalctl -u UNIT show the cause; run systemctl reset-failed after "

@@ -44,7 +44,7 @@ class Process(Fact):
 
 def read_time_sync(bundle: BundleReader) -> TimeSync:
     """Return the kernel's state of the clock by timedatectl, the active unit, and the offset by chrony."""
-    active = {unit.name for unit in read_units(bundle) if unit.active == "active"}
+    active = {unit.name for unit in (read_units(bundle) or ()) if unit.active == "active"}
     values = {}
     if not bundle.command("timedatectl").missing:
         for line in bundle.output("timedatectl").splitlines():

@@ -35,13 +35,13 @@ class Unit(Fact):
     """``{"memlock": "infinity", "nofile": "1048576"}``: the hard limits of a service's processes."""
 
 
-def read_units(bundle: BundleReader) -> tuple[Unit, ...]:
+def read_units(bundle: BundleReader) -> tuple[Unit, ...] | None:
     """Return failed units and the GPU stack's; a unit that the node does not have is left out.
 
-    A node that was not booted with systemd has none: a container, a guest with an init of its own.
+    None for a node that was not booted with systemd: a container, a guest with an init of its own.
     """
     if not read_systemd(bundle):
-        return ()
+        return None
     stack = bundle.once("systemctl-units", lambda: parse_show(bundle.output("systemctl-units")))
     failed = parse_list(bundle.output("systemctl-failed"))
     known = {unit.name for unit in stack}
@@ -102,6 +102,5 @@ def parse_show(text: str) -> tuple[Unit, ...]:
 class UnitsFacts(FactArea):
     """Units of systemd."""
 
-    units: tuple[Unit, ...] | None = fact(read_units)
-    """Failed units, and installed units of the GPU stack, containers, time, RDMA and schedulers. A gap if the node
-    was not booted with systemd."""
+    units: tuple[Unit, ...] | None = fact(read_units, none_means="the node was not booted with systemd")
+    """Failed units, and installed units of the GPU stack, containers, time, RDMA and schedulers."""

@@ -101,7 +101,7 @@ def _dnf(bundle: BundleReader) -> AutomaticUpdates:
             settings[name.strip().lower()] = value.strip().lower()
     if not read_systemd(bundle):
         raise UnknownFactError("the node was not booted with systemd: its timers are unknown")
-    active = {unit.name for unit in read_units(bundle) if unit.name in _DNF_TIMERS and unit.active == "active"}
+    active = {unit.name for unit in read_units(bundle) or () if unit.name in _DNF_TIMERS and unit.active == "active"}
     applies = settings.get("apply_updates") in {"yes", "true", "1"} or "dnf-automatic-install.timer" in active
     excluded = [
         word

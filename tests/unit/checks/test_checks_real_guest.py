@@ -1,4 +1,4 @@
-"""A bundle of a real H200, passed through to a guest with a small image and without systemd: level deep of validate.
+"""A bundle of a real H200, passed through to a guest with a small image, without systemd: gpunode validate, level deep.
 
 It was collected by us on 2026-11-29 and anonymized by gpunode evidence; of the kernel only its release was renamed, and
 its command line shortened.
@@ -48,6 +48,8 @@ def test_only_what_the_image_lacks_is_unknown_and_nothing_fails() -> None:
         ("driver.held", "no package of an NVIDIA driver is installed"),
         ("driver.nouveau", "no kernel is installed here"),
         ("fabric.manager", "a virtual machine without NVSwitches"),
+        ("node.units-failed", "not booted with systemd"),
+        ("node.units-restarting", "not booted with systemd"),
         ("nvlink.count", "a virtual machine without NVLink"),
         ("performance.collectives", "only one GPU"),
         ("performance.transport", "only one GPU"),
