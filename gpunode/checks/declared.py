@@ -234,8 +234,12 @@ def _result(check: DeclaredCheck, one: Measured, limit: Callable[[], Any], sourc
 
 
 def _percent(part: Any, whole: Any) -> int | None:
+    """Return the share; None of anything but finite numbers."""
     is_known = isinstance(part, int | float) and isinstance(whole, int | float) and whole
-    return round(100 * part / whole) if is_known else None
+    try:
+        return round(100 * part / whole) if is_known else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _compared(

@@ -66,7 +66,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     elif wrong:
         yield corrupted(wrong, f"{name} over {values.ranks} ranks")
     elif values.ranks < 2:
-        yield skipped("only one GPU")
+        yield _of_one_rank(run)
     elif not values.rows:
         yield undetermined(f"{name}: no message size was recorded")
     else:
@@ -78,6 +78,12 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
         yield judged(figure, run.shape, run.expect, "node", what=what)
         if all(row.wrong is None for row in values.rows):
             yield undetermined(f"{name}: its values were not verified")
+
+
+def _of_one_rank(run: MeasuredNode) -> CheckResult:
+    """Return a skip where the node has one GPU; the others of several were busy, or left out."""
+    alone = len(run.node.gpus_on_bus or ()) == 1
+    return skipped("only one GPU") if alone else undetermined("a single rank measures no collective")
 
 
 @measurement_check(
@@ -99,7 +105,7 @@ def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator
     expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
     measured = ", ".join(values.kinds)
     if values.ranks < 2:
-        yield skipped("only one GPU")
+        yield _of_one_rank(run)
     elif not values.kinds:
         yield undetermined(f"{name}: NCCL's log contains no transport")
     elif status is Status.PASS:

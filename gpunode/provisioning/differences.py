@@ -136,8 +136,8 @@ def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
         yield f"{unit.name} has to be {unit.state}{f': {unit.reason}' if unit.reason else ''}"
     there = state.unit(unit.name)
     if there is None:
-        # A unit that is not installed is neither enabled nor running; in the folder of an image none is known.
-        if not state.facts.systemd or unit.enabled or unit.state == "started":
+        # A unit that is not installed is neither enabled nor running.
+        if state.facts.units is None or unit.enabled or unit.state == "started":
             yield f"{unit.name} is not known"
         return
     on = there.enabled in ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")

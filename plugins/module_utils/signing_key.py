@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -21,10 +22,21 @@ TRIES = 3
 PAUSE_S = 2
 
 
+class StaysEncrypted(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect from https to another protocol: anybody on the path could replace the key."""
+
+    def redirect_request(  # noqa: PLR0913, PLR0917 - urllib's
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if req.type == "https" and not newurl.startswith("https:"):
+            raise urllib.error.HTTPError(req.full_url, 403, f"it leads to {newurl}, without encryption", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def fetched(url: str, proxy: str) -> bytes:
     """Return the content of a URL. Network errors are retried, a missing file is not."""
     proxies = {"http": proxy, "https": proxy} if proxy else None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), StaysEncrypted)
     for attempt in range(1, TRIES + 1):
         try:
             with opener.open(url, timeout=LIMIT_S) as answer:

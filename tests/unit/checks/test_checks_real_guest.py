@@ -80,6 +80,14 @@ def test_its_measurements_are_judged(check: str, least: int, most: int) -> None:
     assert least <= found.count(Status.PASS) <= most
 
 
+def test_a_single_rank_of_a_node_with_several_gpus_is_unknown() -> None:
+    (gpu,) = guest().gpus_on_bus or ()
+    second = gpu.model_copy(update={"slot": "0000:00:07.0"})
+    node = guest().model_copy(update={"pci": (*(guest().pci or ()), second)})
+    found = judged(node, "performance.collectives", "performance.transport")
+    assert {one.status for one in found} == {Status.ERROR}
+
+
 def test_with_systemd_a_missing_daemon_is_a_warning() -> None:
     with_it = guest().model_copy(update={"systemd": True})
     warned = [one.component for one in judged(with_it, "gpu.persistence") if one.status is Status.WARN]

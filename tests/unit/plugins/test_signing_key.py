@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import old_keys, signing_key
@@ -107,6 +109,24 @@ def test_a_fault_that_passes_is_tried_again_and_a_missing_file_is_not(served: Se
     assert served.asked == [FILE, PACKAGE]
     assert "No such file" in answer(served, url="file:///nowhere/key.pub")["error"]
     assert served.waited == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "followed"),
+    [
+        ("https://a.example/key", "https://b.example/key", True),
+        ("https://a.example/key", "http://b.example/key", False),
+        ("https://a.example/key", "ftp://b.example/key", False),
+        ("http://a.example/key", "http://b.example/key", True),
+    ],
+)
+def test_a_redirect_never_leaves_encryption(old: str, new: str, followed: bool) -> None:
+    handler, request = signing_key.StaysEncrypted(), Request(old)  # noqa: S310 - never opened
+    if followed:
+        assert handler.redirect_request(request, None, 302, "Found", {}, new).full_url == new
+    else:
+        with pytest.raises(HTTPError, match="without encryption"):
+            handler.redirect_request(request, None, 302, "Found", {}, new)
 
 
 @pytest.mark.parametrize(("code", "tries"), [(400, 1), (499, 1), (500, 3), (503, 3)])
