@@ -145,6 +145,17 @@ def test_a_percentage_of_the_element_and_a_condition_before_it(
     assert finding.component == "/data"
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [{"size_mib": float("nan")}, {"free_mib": float("inf")}, {"free_mib": 10**400, "size_mib": 3.0}, {"size_mib": "x"}],
+)
+def test_a_share_of_what_is_not_finite_is_unknown(sizes: dict[str, Any]) -> None:
+    one = FileSystem(mount="/data", type="xfs", size_mib=9, free_mib=9, inodes_free_percent=None)
+    mounts = (one.model_copy(update=sizes),)
+    (finding,) = findings(node().model_copy(update={"file_systems": mounts}), **SPACE)
+    assert (finding.status, finding.message) == ("error", "df does not report it")
+
+
 def test_each_finding_that_compares_with_the_limit_of_a_policy_names_it() -> None:
     mount = {"type": "xfs", "size_mib": 100, "free_mib": 20, "inodes_free_percent": None}
     disks = [
