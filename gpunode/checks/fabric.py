@@ -11,7 +11,7 @@ from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, s
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.units import Unit
+from gpunode.facts.units import NO_SYSTEMD, Unit
 from gpunode.text import listed
 
 UNITS = {"fabric-manager": "nvidia-fabricmanager.service", "nvlsm": "nvlsm.service", "imex": "nvidia-imex.service"}
@@ -89,7 +89,7 @@ def manager(node: NodeFacts) -> Iterator[CheckResult]:
     if not services:
         yield from _unasked(units, _unknown_platform(node))
     if services and node.systemd is False:
-        raise Undetermined(f"the node was not booted with systemd: whether {listed(services)} runs is unknown")
+        raise Undetermined(f"{NO_SYSTEMD}: whether {listed(services)} runs is unknown")
     for service in services:
         unit = units.get(UNITS[service])
         by_manager = _started_by_manager(node) if service == "nvlsm" and not installed(unit) else None

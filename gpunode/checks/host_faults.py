@@ -10,6 +10,7 @@ from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, reg
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.units import NO_SYSTEMD
 from gpunode.text import counted, listed
 
 MONITOR = "node-problem-detector, config/kernel-monitor.json"
@@ -28,7 +29,6 @@ RESTARTS_MOST = Threshold(
     "A running unit with more automatic restarts since it was last started warns.",
     source="our choice: systemd gives up after 5 restarts within 10 s by default; slower loops go on for ever",
 )
-NO_UNITS = "the node was not booted with systemd"
 KEPT_RUNNING = (
     "docker.service",
     "containerd.service",
@@ -168,7 +168,7 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
     if gap := why_unknown(node, "units"):
         raise Undetermined(gap)
     if node.units is None:
-        raise Skip(NO_UNITS)
+        raise Skip(NO_SYSTEMD)
     active = {unit.name for unit in node.units if unit.active == "active"}
     here = [one for one in KEPT_RUNNING if one in active]
     loose = [one for one in here if not any(_spares(pattern, one) for pattern in node.needrestart.spared)]
@@ -198,7 +198,7 @@ def _spares(pattern: str, service: str) -> bool:
 )
 def units_restarting(node: NodeFacts) -> Iterator[CheckResult]:
     if node.units is None:
-        raise Skip(NO_UNITS)
+        raise Skip(NO_SYSTEMD)
     running = [unit for unit in node.units if unit.active in {"active", "activating", "reloading"}]
     counts = {unit.name: unit.restarts or 0 for unit in running}
     often = {name: number for name, number in counts.items() if number > RESTARTS_MOST.value}

@@ -6,6 +6,7 @@ from gpunode.checks.compare import passed
 from gpunode.checks.declared import declare
 from gpunode.checks.registry import CheckResult, registry
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.units import NO_SYSTEMD
 
 
 @registry.check(
@@ -28,7 +29,7 @@ declare(
     value=0,
     good="no unit is failed",
     message="{measured:failed unit}: {items}",
-    nothing="the node was not booted with systemd",
+    nothing=NO_SYSTEMD,
     unit="failed units",
     means="No systemd unit is in state failed.",
     remedy="systemctl status UNIT and journalctl -u UNIT show the cause; run systemctl reset-failed after "

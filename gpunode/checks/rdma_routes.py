@@ -7,7 +7,7 @@ from ipaddress import IPv4Network, ip_address, ip_network
 from gpunode.checks.compare import failed, passed, skipped, warned
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import CheckResult, Skip, Undetermined, registry
+from gpunode.checks.registry import CheckResult, Skip, Undetermined, registry, why_unknown
 from gpunode.facts.network import SourceRoutes
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
@@ -37,7 +37,7 @@ def routes(node: NodeFacts) -> Iterator[CheckResult]:
     }
     routes = node.source_routes
     for name in ("source_routes", "addresses"):
-        if names and (gap := node.gap(name)):
+        if names and (gap := why_unknown(node, name)):
             raise Undetermined(gap)
     if not names or routes is None:
         raise Skip("no active RoCE port has a network interface")

@@ -19,9 +19,7 @@ _LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
 # /proc/PID/comm truncates names to 15 characters.
 # nvidia-smi opens nvidia-uvm too (580.159.04, as `nvidia-smi -l`), as gpunode top and exporters run it.
 _WATCHERS = frozenset(
-    {
-        *("nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter", "nvidia-smi"),
-    }
+    ("nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter", "nvidia-smi")
 )
 
 

@@ -9,6 +9,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
 
+NO_SYSTEMD = "the node was not booted with systemd"
 _MARK = re.compile(r"\s*(?:[\u25cf\u25cb\u00d7*x]\s+)?")
 """The mark that systemctl prints before a unit's name, with and without ``--plain``."""
 
@@ -102,5 +103,5 @@ def parse_show(text: str) -> tuple[Unit, ...]:
 class UnitsFacts(FactArea):
     """Units of systemd."""
 
-    units: tuple[Unit, ...] | None = fact(read_units, none_means="the node was not booted with systemd")
+    units: tuple[Unit, ...] | None = fact(read_units, none_means=NO_SYSTEMD)
     """Failed units, and installed units of the GPU stack, containers, time, RDMA and schedulers."""

@@ -7,7 +7,7 @@ from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_li
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
-from gpunode.facts.units import read_units
+from gpunode.facts.units import NO_SYSTEMD, read_units
 
 _SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
 _LINE_LIMIT = 4000
@@ -100,7 +100,7 @@ def _dnf(bundle: BundleReader) -> AutomaticUpdates:
         if equals:
             settings[name.strip().lower()] = value.strip().lower()
     if not read_systemd(bundle):
-        raise UnknownFactError("the node was not booted with systemd: its timers are unknown")
+        raise UnknownFactError(f"{NO_SYSTEMD}: its timers are unknown")
     active = {unit.name for unit in read_units(bundle) or () if unit.name in _DNF_TIMERS and unit.active == "active"}
     applies = settings.get("apply_updates") in {"yes", "true", "1"} or "dnf-automatic-install.timer" in active
     excluded = [

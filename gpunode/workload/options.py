@@ -47,25 +47,24 @@ class WorkloadOptions:
     @property
     def given(self) -> list[str]:
         """Return the options that the user set."""
-        values = (
-            *(self.image, self.image_file, self.no_container, self.python, self.force),
-            *(
-                self.workload_timeout_s,
-                self.image_timeout_s,
-                self.storage,
-                self.burn_s,
-                self.data,
-                self.model_rate,
-                self.framework,
-            ),
-        )
-        return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
+        return [option for field, option in NAMES.items() if getattr(self, field) not in (None, False)]
 
 
-NAMES = (
-    *("--image", "--image-file", "--no-container", "--python", "--force", "--workload-timeout"),
-    *("--image-timeout", "--storage", "--burn", "--data", "--model-rate", "--workload"),
-)
+NAMES = {
+    "image": "--image",
+    "image_file": "--image-file",
+    "no_container": "--no-container",
+    "python": "--python",
+    "force": "--force",
+    "workload_timeout_s": "--workload-timeout",
+    "image_timeout_s": "--image-timeout",
+    "storage": "--storage",
+    "burn_s": "--burn",
+    "data": "--data",
+    "model_rate": "--model-rate",
+    "framework": "--workload",
+}
+"""Field to option: all that a user sets; the level has its own rules."""
 FRAMEWORKS = ("pytorch", "tensorflow")
 """Of the catalog's images; the first is the default."""
 DEEP_ONLY = ("--storage", "--burn", "--data", "--model-rate")

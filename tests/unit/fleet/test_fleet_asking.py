@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 
 import pytest
@@ -62,7 +62,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileNodes]:
     found.over.set()
 
 
-def asked(nodes: HostileNodes, *names: str, parallel: int = 3) -> Iterator[Reply[str]]:
+def asked(nodes: HostileNodes, *names: str, parallel: int = 3) -> Generator[Reply[str], None, None]:
     targets = [Target(name, "ssh", password=GIVEN) for name in names]
     return ask_each(targets, nodes.work, parallel=parallel, timeout_s=LIMIT_S)
 
@@ -86,7 +86,7 @@ def test_hostile_nodes_cost_the_others_nothing(nodes: HostileNodes) -> None:
 
 def test_what_came_meanwhile_counts_before_anybody_is_late(nodes: HostileNodes) -> None:
     replies = asked(nodes, "gpu-1", "gpu-2", "never")
-    with closing(replies):  # type: ignore[type-var]
+    with closing(replies):
         first = next(replies)
         time.sleep(LIMIT_S + GRACE_S + 0.2)  # the caller is busy for longer than any node may take
         second, last = replies
@@ -96,7 +96,7 @@ def test_what_came_meanwhile_counts_before_anybody_is_late(nodes: HostileNodes) 
 
 def test_after_an_early_end_no_node_is_asked_and_all_are_closed(nodes: HostileNodes) -> None:
     replies = asked(nodes, "gpu-1", "never-1", *(f"never-{number}" for number in range(2, 50)), parallel=2)
-    with closing(replies):  # type: ignore[type-var]
+    with closing(replies):
         next(replies)
         began = time.monotonic()
     assert time.monotonic() - began < LIMIT_S, "none is waited for"
