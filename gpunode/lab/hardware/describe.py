@@ -14,10 +14,13 @@ from gpunode.catalog import Gpu, Platform, load
 from gpunode.catalog.hardware import FIRST_OPEN_BRANCH, NVLINK_LINE_GB_PER_S
 from gpunode.errors import UsageError
 from gpunode.lab.hardware.bus import place
+from gpunode.text import listed
 from gpunode.yaml_file import LOADER
 
 Data = Mapping[str, Any]
 LAB_ARCHITECTURE = "x86_64"
+REQUIRED = ("subsystem", "root_port", "vendor", "product", "memory_mib", "power_w", "pcie")
+"""Fields that an entry of ``hardware.yml`` has, unless the catalog's GPU has them."""
 
 
 @cache
@@ -43,17 +46,19 @@ def _platform(name: str, data: Data) -> Platform:
 def describe(name: str, node: str) -> dict[str, Any]:
     """Return the description of that hardware for a node; UUIDs and serial numbers are derived from the node's name.
 
-    Raises UsageError with the known names for an unknown name.
+    Raises UsageError with the known names for an unknown name, and for an entry without a required field.
     """
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
     data = _data()[name]
     platform = _platform(name, data)
     (model, count), *others = platform.gpus.items()
+    gpu = load().gpu(model)
+    if missing := [field for field in REQUIRED if field not in data and getattr(gpu, field, None) is None]:
+        raise UsageError(f"hardware.yml: {name}: {listed(missing)}: missing, and the catalog has none for {model}")
     buses = data["gpus"]
     if others or count != len(buses):
         raise ValueError(f"{name}: {len(buses)} bus addresses for the GPUs {platform.gpus}")
-    gpu = load().gpu(model)
     tree = place(data, platform)
     gpus = [_gpu(gpu, data, index, tree["gpus"][index], f"{node}/{index}") for index in range(count)]
     return {

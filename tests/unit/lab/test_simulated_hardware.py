@@ -5,6 +5,7 @@ import platform
 import re
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,18 @@ def test_uuids_stay_with_the_node_and_are_unique() -> None:
 def test_unknown_hardware_names_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"h100: unknown hardware; known: hgx-h100-8, .*v100-2"):
         describe("h100", "x")
+
+
+@pytest.mark.parametrize("field", ["memory_mib", "root_port"])
+def test_an_entry_without_a_field_that_the_catalog_lacks_too_is_refused(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    module = sys.modules[describe.__module__]
+    entry = {**module._data()["v100-2"], "gpu": "m60", "memory_mib": 8129, "power_w": 300, "pcie": {}}
+    new = {name: value for name, value in entry.items() if name not in {"platform", field}}
+    monkeypatch.setattr(module, "_data", lambda: {"new": new})
+    with pytest.raises(UsageError, match=f"new: {field}: "):
+        describe("new", "x")
 
 
 # --- the bus
