@@ -146,7 +146,9 @@ def test_an_apt_that_cannot_run_is_reported_in_one_line(tmp_path: Path) -> None:
 @needs_apt
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_look_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
-    process = start(tmp_path, f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60")
+    # More than a pipe holds is written only once the look reads it: a signal while it still starts apt is too early.
+    writes = f"head -c 100000 /dev/zero; echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid"
+    process = start(tmp_path, f"{writes}; exec sleep 60")
     end = time.monotonic() + 30
     while not (tmp_path / "pid").exists() and time.monotonic() < end:
         time.sleep(0.05)
