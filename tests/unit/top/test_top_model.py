@@ -65,7 +65,8 @@ def test_a_node_with_its_processes(node: NodeModel, clock: Clock) -> None:
     assert (found.status, found.simulated, found.reason) == ("live", True, None)
     assert (found.latency_ms, found.cost_percent) == (250.0, 0.5)
     first, second = found.gpus
-    assert (first.verdict, first.utilization_percent, first.corrected_new, first.uncorrected_new) == ("ok", 97, 3, 0)
+    assert (first.verdict, first.reason) == ("-", "2 of 30 s sampled"), "since its process is listed"
+    assert (first.utilization_percent, first.corrected_new, first.uncorrected_new) == (97, 3, 0)
     assert [(one.pid, one.user, one.slurm_job, one.memory_mib) for one in first.processes] == [(7, "ada", "41", 512)]
     assert (second.processes, second.pcie_received_gb_per_s, second.pcie_sent_gb_per_s) == ((), 2.048, 0.003)
     # A process that is not listed any more is gone.
