@@ -209,13 +209,13 @@ class NodeState(Reported):
     @property
     def manager(self) -> Literal["apt", "dnf"] | None:
         """Return the node's package manager; None if it has neither."""
-        if self.apt is not None:
-            return "apt"
-        return None if self.dnf is None else "dnf"
+        return "apt" if self.apt is not None else "dnf" if self.dnf is not None else None
 
     def by_manager(self, *, apt: T, dnf: T) -> T:
-        """Return what is for the node's package manager."""
-        return dnf if self.apt is None else apt
+        """Return what is for the node's package manager; ValueError without one, where ``Role.plan`` refuses first."""
+        if self.manager is None:
+            raise ValueError("the node has no package manager")
+        return apt if self.manager == "apt" else dnf
 
     @property
     def installed(self) -> dict[str, str]:

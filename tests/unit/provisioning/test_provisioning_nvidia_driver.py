@@ -334,6 +334,8 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_pending(b
 def test_neither_apt_nor_dnf_is_refused(bare: dict[str, Any]) -> None:
     nothing = state_of(bare).model_copy(update={"apt": None})
     assert planned("nvidia_driver", nothing).refusals[0].startswith("no-package-manager:")
+    with pytest.raises(ValueError, match="no package manager"):
+        nothing.by_manager(apt="a", dnf="d")
 
 
 # --- dnf
