@@ -15,7 +15,7 @@ ONE_BOARD = ("board", "server", "tray")
 ONE_SHORT = (7,)
 """Numbers of cards that show one gone: servers with more than four have eight or more."""
 DIVIDED = (1, 2, 4)
-"""Numbers of GPUs that smaller boards, or virtual machines on a part of a board, may have."""
+"""Numbers of GPUs that smaller boards have, and virtual machines with a part of one: ``fm_guide``, passthrough."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def too_few(node: NodeFacts) -> TooFew | None:
     doubt = not (switches or named or adapters >= row.gpu_count) and (
         present in DIVIDED or is_guest(node) or node.virtualization is None
     )
-    if doubt and present in DIVIDED and is_guest(node):
+    if doubt and has_part(node, present):
         return None
     numbers = sorted({row.gpu_count for row in missing})
     if len(numbers) > 1:
@@ -73,6 +73,11 @@ def too_few(node: NodeFacts) -> TooFew | None:
         )
         reason = f"{row.name} has {row.gpu_count}{f' ({listed(signs)} on the bus)' if signs else ''}"
     return TooFew(row.gpu_count, present, row.sure("gpus") and not doubt, reason)
+
+
+def has_part(node: NodeFacts, present: int) -> bool:
+    """Return whether a guest may have been given a part of a board, of which it sees this number of GPUs."""
+    return present in DIVIDED and is_guest(node) and not nvswitches(node)
 
 
 def _present(row: Platform, models: list[set[str]]) -> int:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.catalog import Platform, load
-from gpunode.checks.board import DIVIDED
+from gpunode.checks.board import has_part
 from gpunode.checks.compare import equals, failed, faultless, passed, skipped, undetermined
 from gpunode.checks.driver import loaded_driver, same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
@@ -33,8 +33,7 @@ def needed_services(node: NodeFacts) -> tuple[str, ...]:
     NVSwitches on the bus need a fabric manager whatever the catalog has for the platform. A guest without them that
     has a part of a board needs none, as far as it can see.
     """
-    divided = is_guest(node) and not nvswitches(node) and len(node.gpus_on_bus or ()) in DIVIDED
-    known = platforms(node) or (() if divided else _with_this_model(node))
+    known = platforms(node) or (() if has_part(node, len(node.gpus_on_bus or ())) else _with_this_model(node))
     agreed = set(known[0].services).intersection(*(platform.services for platform in known)) if known else set()
     if nvswitches(node):
         agreed.add("fabric-manager")
