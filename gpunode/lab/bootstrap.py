@@ -159,12 +159,12 @@ def reason(log: Path) -> str:
     return reason_of(log.read_bytes().rstrip(b"\0").decode(errors="replace"), str(log.parents[1]))
 
 
-def reason_of(output: str, place: str) -> str:
-    """Return the most relevant line of a build's output: that the disk at ``place`` is full, else apt's first error,
+def reason_of(output: str, location: str) -> str:
+    """Return the most relevant line of a build's output: that the disk at ``location`` is full, else apt's first error,
     else the last line.
     """
     if _FULL in output:
-        return f"the disk is full at {place}: free {_FREE_GIB} GiB there"
+        return f"the disk is full at {location}: free {_FREE_GIB} GiB there"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "Err:")) and not line.startswith("E: mmdebstrap")]
     return redacted((errors or lines[-1:] or ["no output"])[0])[:300]

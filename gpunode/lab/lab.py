@@ -125,10 +125,10 @@ class Lab:
 
     def _containers(self) -> list[Container]:
         with docker_errors("asking Docker for the lab's nodes"):
-            found: list[Container] = self.client.containers.list(
+            containers: list[Container] = self.client.containers.list(
                 all=True, filters={"label": f"{LAB_LABEL}={self.name}"}, ignore_removed=True
             )
-        return found
+        return containers
 
     @property
     def _network(self) -> str:
@@ -253,12 +253,12 @@ class Lab:
 
     def _remove_networks(self) -> list[str]:
         with docker_errors(f"removing the network {self._network}"):
-            found = self.client.networks.list(filters={"label": f"{LAB_LABEL}={self.name}"})
-            for network in found:
+            networks = self.client.networks.list(filters={"label": f"{LAB_LABEL}={self.name}"})
+            for network in networks:
                 network.remove()
             for volume in self.client.volumes.list(filters={"label": f"{LAB_LABEL}={self.name}"}):
                 volume.remove()  # of nodes that were removed without it; the volumes of a container have its name
-        return [str(network.name) for network in found]
+        return [str(network.name) for network in networks]
 
 
 def _needs_vendor(node: LabNode) -> bool:

@@ -65,15 +65,15 @@ def parse_targets(text: str) -> tuple[str | None, str | None]:
 
 def parse_proxies(text: str) -> tuple[tuple[str, str], ...]:
     """Parse the proxies from the output of ``apt-config dump``."""
-    found = {}
+    proxies = {}
     for line in text.splitlines():
         key, _, rest = line.partition(" ")
         for scheme in ("http", "https"):
             if key.lower() == f"acquire::{scheme}::proxy":
                 url = (shlex.split(rest.rstrip(";")) or [""])[0]
                 if url and url != "DIRECT":
-                    found[scheme] = url
-    return tuple(sorted(found.items()))
+                    proxies[scheme] = url
+    return tuple(sorted(proxies.items()))
 
 
 def redacted(text: str) -> str:
@@ -83,8 +83,8 @@ def redacted(text: str) -> str:
 
 def _proxies(apt_config: str) -> tuple[tuple[str, str], ...]:
     """Return apt's proxies, completed from the environment, as apt itself does."""
-    found = {scheme: url for scheme in ("http", "https") if (url := os.environ.get(f"{scheme}_proxy"))}
-    return tuple(sorted((found | dict(parse_proxies(apt_config))).items()))
+    proxies = {scheme: url for scheme in ("http", "https") if (url := os.environ.get(f"{scheme}_proxy"))}
+    return tuple(sorted((proxies | dict(parse_proxies(apt_config))).items()))
 
 
 def _checked(url: str) -> str:

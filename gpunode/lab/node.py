@@ -69,7 +69,7 @@ class LabNode:
         Raises UndeterminedError when it takes longer than ``timeout_s``; rc 255 is ssh's own failure.
         """
         command = ["ssh", "-F", str(self.state.ssh_config), self.name, "--", *argv]
-        given = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        stdin = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
         try:
             return subprocess.run(
                 command,
@@ -78,7 +78,7 @@ class LabNode:
                 timeout=timeout_s,
                 check=False,
                 start_new_session=True,
-                **given,
+                **stdin,
             )
         except FileNotFoundError:
             raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None

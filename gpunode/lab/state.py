@@ -113,10 +113,10 @@ class LabState:
 
     def prepare(self) -> None:
         """Create the folder, the key pair and the password where they do not exist."""
-        ours = {path.name for path in self._ours()}
-        if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - ours):
-            what = f"{self.folder} contains {min(foreign)}, which does not belong to a lab"
-            raise UsageError(f"{what}: choose another --name or {HOME_VARIABLE}")
+        names = {path.name for path in self._ours()}
+        if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - names):
+            problem = f"{self.folder} contains {min(foreign)}, which does not belong to a lab"
+            raise UsageError(f"{problem}: choose another --name or {HOME_VARIABLE}")
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.folder.chmod(0o700)
@@ -138,12 +138,12 @@ class LabState:
 
     def remove(self) -> bool:
         """Remove the lab's files, and its folder if nothing else is in it; return True if there was a lab."""
-        found = [path for path in self._ours() if path.exists()]
-        for path in found:
+        paths = [path for path in self._ours() if path.exists()]
+        for path in paths:
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
-        return bool(found)
+        return bool(paths)
 
     def _ours(self) -> list[Path]:
         """Return the paths that a lab writes, and those that a killed write leaves."""

@@ -127,10 +127,10 @@ def _switches(
     link = {"pcie_gen": nvswitches["gen"], "pcie_width": nvswitches["width"]}
     root = _bridge(bridges, _slot(first - 3, 1), "root-port", data["root_port"], first - 2, numa, [], link)
     top = _bridge(bridges, _slot(first - 2), "upstream", data["switch"], first - 1, numa, root, link)
-    found = []
+    switches = []
     for number, bus in enumerate(buses):
         above = _bridge(bridges, _slot(first - 1, number), "downstream", data["switch"], bus, numa, top, link)
-        found.append(
+        switches.append(
             _function(bus, numa, above, link)
             | {
                 "pci_device_id": platform.nvswitch,
@@ -138,7 +138,7 @@ def _switches(
                 "pci_class": "068000",
             }
         )
-    return found
+    return switches
 
 
 def _managers(data: Data, count: int, bridges: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,8 +148,8 @@ def _managers(data: Data, count: int, bridges: list[dict[str, Any]]) -> list[dic
     link = {"pcie_gen": managers["gen"], "pcie_width": managers["width"]}
     root = _bridge(bridges, _slot(first - 3, 1), "root-port", data["root_port"], first - 2, 0, [], link)
     top = _bridge(bridges, _slot(first - 2), "upstream", data["switch"], first - 1, 0, root, link)
-    found = []
+    functions = []
     for number, bus in enumerate(managers["buses"]):
         above = _bridge(bridges, _slot(first - 1, number), "downstream", data["switch"], bus, 0, top, link)
-        found.append(_function(bus, 0, above, link) | _adapter(managers, f"mlx5_{count + number}", "nvswitch", 400))
-    return found
+        functions.append(_function(bus, 0, above, link) | _adapter(managers, f"mlx5_{count + number}", "nvswitch", 400))
+    return functions

@@ -26,8 +26,8 @@ REQUIRED = ("subsystem", "root_port", "vendor", "product", "memory_mib", "power_
 @cache
 def _data() -> dict[str, Data]:
     text = files("gpunode.lab.hardware").joinpath("hardware.yml").read_text(encoding="utf-8")
-    found: dict[str, Data] = yaml.load(text, LOADER)  # noqa: S506 (a safe one)
-    return found
+    content: dict[str, Data] = yaml.load(text, LOADER)  # noqa: S506 (a safe one)
+    return content
 
 
 def names() -> tuple[str, ...]:
@@ -150,25 +150,25 @@ def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, 
     """Return the links between GPUs and NICs in the notation of ``nvidia-smi topo -m``."""
     devices = {f"GPU{gpu['index']}": gpu for gpu in gpus} | {f"NIC{at}": nic for at, nic in enumerate(nics)}
     links: dict[str, dict[str, str]] = {}
-    for name, one in devices.items():
+    for name, device in devices.items():
         links[name] = {}
-        for other, two in devices.items():
+        for other, peer in devices.items():
             if name == other:
                 continue
             both = name.startswith("GPU") and other.startswith("GPU")
-            bridged = both and linked == "pairs" and one["index"] // 2 == two["index"] // 2
-            switched = both and platform.nvswitches and one["nvlinks"]
+            bridged = both and linked == "pairs" and device["index"] // 2 == peer["index"] // 2
+            switched = both and platform.nvswitches and device["nvlinks"]
             if both and linked == "all":
-                links[name][other] = f"NV{one['nvlinks'] // (len(gpus) - 1)}"
+                links[name][other] = f"NV{device['nvlinks'] // (len(gpus) - 1)}"
             else:
-                links[name][other] = f"NV{one['nvlinks']}" if bridged or switched else _pcie_word(one, two)
+                links[name][other] = f"NV{device['nvlinks']}" if bridged or switched else _pcie_word(device, peer)
     return links
 
 
-def _pcie_word(one: Data, two: Data) -> str:
+def _pcie_word(device: Data, peer: Data) -> str:
     """Return the kind of PCIe connection: one switch, one host bridge, one socket, or across the sockets."""
-    if one["bridges_above"][0] == two["bridges_above"][0]:
-        return "PIX" if len(one["bridges_above"]) > 1 else "PHB"
-    if one["numa_node"] == two["numa_node"]:
+    if device["bridges_above"][0] == peer["bridges_above"][0]:
+        return "PIX" if len(device["bridges_above"]) > 1 else "PHB"
+    if device["numa_node"] == peer["numa_node"]:
         return "NODE"
     return "SYS"

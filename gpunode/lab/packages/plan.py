@@ -125,8 +125,8 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return _BRACES.sub(lambda match: values.get(match[1], match[0]), text)
 
 
-def _built(row: PackageRow, given: Mapping[str, str], repository: ServedRepository) -> Built:
-    values = {"release": "", **given, "revision": given.get(repository.family, "1")}
+def _built(row: PackageRow, substitutions: Mapping[str, str], repository: ServedRepository) -> Built:
+    values = {"release": "", **substitutions, "revision": substitutions.get(repository.family, "1")}
     version = filled(row.version, values)
     values |= {"version": version, "libdir": _LIBRARIES[repository.family]}
     fields = {
@@ -170,18 +170,18 @@ def _add(built: Built, part: Payload, values: Mapping[str, str]) -> None:
     elif part.unit:
         _file(built, f"usr/lib/systemd/system/{part.unit}", filled(text_of(f"units/{part.unit}"), values), "0644")
     elif part.file is not None:
-        own = {**values, "pin": filled(part.pin, values) or values.get("pin", "")}
+        local = {**values, "pin": filled(part.pin, values) or values.get("pin", "")}
         text = part.text if part.text is not None else text_of(f"files/{part.source}")
-        path = filled(part.file, own)
-        _file(built, path, filled(text, own), part.mode)
+        path = filled(part.file, local)
+        _file(built, path, filled(text, local), part.mode)
         if part.conffile:
             built.conffiles.append(path)
     elif part.link:
         built.links.append({"path": filled(part.link, values), "to": filled(part.to, values)})
     elif part.dkms:
-        own = {**values, "license": _LICENSES[part.dkms], "name": part.name}
+        local = {**values, "license": _LICENSES[part.dkms], "name": part.name}
         for name in part.only or (name for name in _DKMS if name not in part.without):
-            _file(built, f"usr/src/{part.name}-{built.release}/{name}", filled(text_of(f"dkms/{name}"), own), "0644")
+            _file(built, f"usr/src/{part.name}-{built.release}/{name}", filled(text_of(f"dkms/{name}"), local), "0644")
     elif part.module:
         folder = filled(part.at or "", values)
         built.modules += [

@@ -67,8 +67,8 @@ def recorded(system: str) -> dict[str, Any]:
 def assumptions() -> dict[str, Any]:
     """Return the assumptions for facts that are not recorded, and under ``unknown`` a description of those facts."""
     content: dict[str, Any] = loaded("recorded/assumptions")
-    own = {key: {"assumption": text} for key, text in loaded("assumed")["assumptions"].items()}
-    return content | {"assumptions": content["assumptions"] | own}
+    assumed = {key: {"assumption": text} for key, text in loaded("assumed")["assumptions"].items()}
+    return content | {"assumptions": content["assumptions"] | assumed}
 
 
 def offers(system: str, releases: Sequence[str]) -> Iterator[Offer]:
@@ -112,9 +112,9 @@ class _Index:
             else:
                 yield from self._own_versions(name, row)
         if not self._rpm and "driver_revisions" in self._repository:
-            for what in [*map(str, self._branches), *self._releases]:
-                if _branch(what) >= _LAST_SUFFIXED:
-                    yield self._pinning(what)
+            for target in [*map(str, self._branches), *self._releases]:
+                if _branch(target) >= _LAST_SUFFIXED:
+                    yield self._pinning(target)
 
     def _with_driver(self, name: str, row: Mapping[str, Any], release: str) -> Iterator[Offer]:
         """Yield the package in that release, if it exists there."""
@@ -132,11 +132,11 @@ class _Index:
             yield self._offer(old, name, row, release, [] if old in self._rows else ["names_before_580"])
         elif name in _FABRIC_FROM_580 and branch < _LAST_SUFFIXED:
             return
-        elif found := _BRANCH_IN_NAME.search(name):
-            called = name.replace(found[0], f"-{branch}")
-            if found[1] == str(branch):
+        elif match := _BRANCH_IN_NAME.search(name):
+            called = name.replace(match[0], f"-{branch}")
+            if match[1] == str(branch):
                 yield self._offer(name, name, row, release, [])
-            elif self._ubuntu and found[1] == str(_LAST_SUFFIXED) > str(branch) and called not in self._rows:
+            elif self._ubuntu and match[1] == str(_LAST_SUFFIXED) > str(branch) and called not in self._rows:
                 yield self._offer(called, name, row, release, ["names_before_580"])
         elif self._ubuntu and branch < _LAST_SUFFIXED and str(_LAST_SUFFIXED) in row.get("branches", ()):
             yield self._offer(name, name, row, release, ["names_before_580"])
@@ -150,18 +150,18 @@ class _Index:
             assumed = [] if version in row.get("versions", ()) else [row.get("why", "derived_version")]
             yield self._made(name, name, version, release, assumed)
 
-    def _pinning(self, what: str) -> Offer:
-        """Return the package that pins the branch or release ``what``, with the recorded version or a similar one."""
-        name = f"{_PINNING}-{what}"
+    def _pinning(self, target: str) -> Offer:
+        """Return the package that pins the branch or release ``target``, with the recorded version or a similar one."""
+        name = f"{_PINNING}-{target}"
         row = self._rows.get(name, {})
         assumed = ["pin_file"]
         if row.get("versions"):
             version = str(row["versions"][0])
         else:
-            version = self._version(what, "driver") if "." in what else f"{what}-2{'ubuntu1' * self._ubuntu}"
+            version = self._version(target, "driver") if "." in target else f"{target}-2{'ubuntu1' * self._ubuntu}"
             assumed.append("pinning_versions")
         relations = {key: [_PINNING] for key in ("provides", "conflicts", "replaces")}
-        return Offer(name, version, what, "all", relations, bool(row.get("sure")), assumed)
+        return Offer(name, version, target, "all", relations, bool(row.get("sure")), assumed)
 
     def _offer(self, name: str, like: str, row: Mapping[str, Any], release: str, assumed: list[str]) -> Offer:
         """Return a package that carries the driver's version; ``like``: the name of the record it is built from."""
@@ -216,18 +216,18 @@ class _Index:
     def _depends(self, like: str, row: Mapping[str, Any], version: str, branch: int, notes: list[str]) -> list[str]:
         """Return the recorded dependencies, completed from the assumed graph."""
         by_version = row.get("depends_by_version", {})
-        found = [*row.get("depends", ()), *by_version.get(version, ())]
+        dependencies = [*row.get("depends", ()), *by_version.get(version, ())]
         for key, first in _RECORDED_SINCE.items():
             if branch >= first:
-                found += by_version.get(key, ())
-        known = {_name(entry) for entry in found}
+                dependencies += by_version.get(key, ())
+        known = {_name(entry) for entry in dependencies}
         assumed = self._graph(branch).get(_BRANCH_IN_NAME.sub(f"-{_LAST_SUFFIXED}", like), ())
         if 0 < branch <= _LAST_SUFFIXED:
             assumed = [_BRANCH_IN_NAME.sub(f"-{branch}", entry) for entry in assumed]
         graph = [entry for entry in assumed if _applies([entry], branch) and _name(entry) not in known]
-        if graph or not (found or "depends" in row or version in by_version):
+        if graph or not (dependencies or "depends" in row or version in by_version):
             notes.append("dependency_graph")
-        return [*found, *graph]
+        return [*dependencies, *graph]
 
     def _graph(self, branch: int) -> Mapping[str, list[str]]:
         """Return the assumed dependencies by name, as of that branch."""
@@ -292,8 +292,8 @@ def _versions(row: Mapping[str, Any]) -> list[str]:
 def _applies(limits: Sequence[str], branch: int) -> bool:
     """Return whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``, other text: all."""
     numbers = [int(limit) for limit in limits if limit.isdigit()]
-    found = [match for limit in limits if (match := _LIMIT.search(limit))]
-    within = all(_LIMITS[match[1]](branch, int(match[2])) for match in found)
+    matches = [match for limit in limits if (match := _LIMIT.search(limit))]
+    within = all(_LIMITS[match[1]](branch, int(match[2])) for match in matches)
     return within and (not numbers or branch in numbers)
 
 
@@ -303,8 +303,8 @@ def _name(entry: str) -> str:
 
 def _bare(entry: str) -> str:
     """Return a relation of a deb without the remark that some records have in the version's field."""
-    found = re.match(r"[a-z0-9.+-]+( \([<>=][^)]*\))?", entry)
-    return found[0] if found else entry
+    match = re.match(r"[a-z0-9.+-]+( \([<>=][^)]*\))?", entry)
+    return match[0] if match else entry
 
 
 def _open(entry: str) -> str:

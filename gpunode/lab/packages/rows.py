@@ -226,5 +226,5 @@ def _typed(model: type[_Row], row: object, where: str) -> _Row:
         return model.model_validate(row)
     except ValidationError as err:
         first = err.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{where}: {place or 'row'}: {first['msg']}") from None
+        field = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{where}: {field or 'row'}: {first['msg']}") from None

@@ -69,10 +69,10 @@ class Vendor:
         if like is None:
             return []
         if not like.ubuntu:
-            own = f"rocky{like.version.partition('.')[0]}"
-            key = f"etc/pki/rpm-gpg/{repositories()[own].key_file}"
-            settings = f"baseurl={self.urls()[own]}\nenabled=1\ngpgcheck=1\ngpgkey=file:///{key}\n"
-            text = f"[{repositories()[own].repo}]\nname=Rocky Linux (simulated)\n{settings}"
+            name = f"rocky{like.version.partition('.')[0]}"
+            key = f"etc/pki/rpm-gpg/{repositories()[name].key_file}"
+            settings = f"baseurl={self.urls()[name]}\nenabled=1\ngpgcheck=1\ngpgkey=file:///{key}\n"
+            text = f"[{repositories()[name].repo}]\nname=Rocky Linux (simulated)\n{settings}"
             return [Entry(key, self.keys["rocky"], 0o644), Entry("etc/yum.repos.d/rocky.repo", text, 0o644)]
         keyring = "usr/share/keyrings/ubuntu-archive-keyring.asc"
         source = (
@@ -209,8 +209,8 @@ def find(client: docker.DockerClient, lab: str) -> Vendor:
 
 def _existing(client: docker.DockerClient, lab: str) -> Container | None:
     with docker_errors("looking for the vendor repository"):
-        found = client.containers.list(all=True, filters={"label": f"{VENDOR_LABEL}={lab}"}, ignore_removed=True)
-    return found[0] if found else None
+        containers = client.containers.list(all=True, filters={"label": f"{VENDOR_LABEL}={lab}"}, ignore_removed=True)
+    return containers[0] if containers else None
 
 
 def _wait(container: Container, stop: threading.Event) -> None:

@@ -89,19 +89,19 @@ def divert() -> None:
     """Install the simulated tools in place of the real ones by dpkg-divert, which upgrades respect."""
     Path(REAL).mkdir(parents=True, exist_ok=True)
     for tool in DIVERTED:
-        own = f"{BIN}/{tool}"
-        if any(_leads_to(f"{folder}/{tool}", own) for folder in FOLDERS):
+        target = f"{BIN}/{tool}"
+        if any(_leads_to(f"{folder}/{tool}", target) for folder in FOLDERS):
             continue
-        for number, place in enumerate(_packaged(tool)):
+        for number, path in enumerate(_packaged(tool)):
             real = f"{REAL}/{tool}" + (f".{number}" if number else "")
-            if _dpkg(["dpkg-divert", "--truename", place]).stdout.strip() != real:
-                _dpkg(["dpkg-divert", "--local", "--quiet", "--rename", "--divert", real, "--add", place], check=True)
-            Path(place).unlink(missing_ok=True)
-            Path(place).symlink_to(own)
+            if _dpkg(["dpkg-divert", "--truename", path]).stdout.strip() != real:
+                _dpkg(["dpkg-divert", "--local", "--quiet", "--rename", "--divert", real, "--add", path], check=True)
+            Path(path).unlink(missing_ok=True)
+            Path(path).symlink_to(target)
 
 
-def _leads_to(place: str, target: str) -> bool:
-    return Path(place).is_symlink() and str(Path(place).readlink()) == target
+def _leads_to(path: str, target: str) -> bool:
+    return Path(path).is_symlink() and str(Path(path).readlink()) == target
 
 
 def _dpkg(argv: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
@@ -118,11 +118,11 @@ def _dpkg(argv: list[str], *, check: bool = False) -> subprocess.CompletedProces
 
 def _packaged(tool: str) -> list[str]:
     """Return the paths under which dpkg lists a tool: with or without /usr, depending on the release; some have two."""
-    places = [f"{folder}/{tool}" for folder in FOLDERS]
-    found = [place for place in places if _dpkg(["dpkg-query", "-S", place]).returncode == 0]
-    if not found:
+    paths = [f"{folder}/{tool}" for folder in FOLDERS]
+    packaged = [path for path in paths if _dpkg(["dpkg-query", "-S", path]).returncode == 0]
+    if not packaged:
         raise FileNotFoundError(errno.ENOENT, "no package has it", tool)
-    return found
+    return packaged
 
 
 def _settle(hardware: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def _settle(hardware: dict[str, Any]) -> None:
 
 def _bus(hardware: dict[str, Any]) -> None:
     """Write PCI functions, NUMA nodes, adapters, and the files that list loaded modules."""
-    roots = {place.split("/", 1)[0] for place in map(pci.place, pci.functions(hardware))}
+    roots = {folder.split("/", 1)[0] for folder in map(pci.place, pci.functions(hardware))}
     mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
     _numa(hardware["numa_nodes"])
     mounts.with_additions("/sys/bus/pci/drivers", pci.DRIVERS)
@@ -172,7 +172,7 @@ def _proc() -> None:
         mounts.bind(modules.LIST, "/proc/modules")
     numbers = Path("/run/gpunode-lab/proc/devices")
     text = Path("/proc/devices").read_text(encoding="ascii")
-    own = "".join(f"{number:3d} {name}\n" for name, number in devices.NUMBERS.items())
+    lines = "".join(f"{number:3d} {name}\n" for name, number in devices.NUMBERS.items())
     head, block, rest = text.partition("\nBlock devices:")
-    state.write_text(numbers, head + own + block + rest)
+    state.write_text(numbers, head + lines + block + rest)
     mounts.bind(str(numbers), "/proc/devices")

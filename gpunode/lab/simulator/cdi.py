@@ -39,7 +39,7 @@ class CdiError(Exception):
 def libraries(release: str) -> list[str]:
     """Return the paths of that release's driver libraries on the node."""
     arch = os.uname().machine
-    found = []
+    paths = []
     seen: set[str] = set()
     for folder in LIBRARY_FOLDERS:
         name = folder.format(arch=arch)
@@ -49,8 +49,8 @@ def libraries(release: str) -> list[str]:
             continue
         seen.add(real)
         for entry in sorted(where.glob(f"*.so.{release}")) + sorted(where.glob(f"nvidia/current/*.so.{release}")):
-            found.append("/" + str(entry.relative_to(state.ROOT)))
-    return found
+            paths.append("/" + str(entry.relative_to(state.ROOT)))
+    return paths
 
 
 def programs() -> list[str]:
@@ -84,8 +84,8 @@ def control_devices() -> list[str]:
 def mounts(release: str) -> list[str]:
     """Return the paths that are mounted into the container under the same name."""
     sockets = [path for path in SOCKETS if state.path(path).exists()]
-    own = [path for path in SIMULATOR if state.path(path).exists()]
-    return [*libraries(release), *programs(), *sockets, *own]
+    simulator = [path for path in SIMULATOR if state.path(path).exists()]
+    return [*libraries(release), *programs(), *sockets, *simulator]
 
 
 def usable() -> tuple[NodeSnapshot, str]:
@@ -103,9 +103,9 @@ def usable() -> tuple[NodeSnapshot, str]:
 
 def edits(release: str) -> dict[str, Any]:
     """Return the part of a specification that all devices share."""
-    found = libraries(release)
-    folders = sorted({path.rpartition("/")[0] for path in found})
-    pairs = [word for target, link in links(found) for word in ("--link", f"{target}::{link}")]
+    paths = libraries(release)
+    folders = sorted({path.rpartition("/")[0] for path in paths})
+    pairs = [word for target, link in links(paths) for word in ("--link", f"{target}::{link}")]
     hooks = []
     if pairs:
         hooks.append(_hook(["create-symlinks", *pairs]))
@@ -135,9 +135,9 @@ def specification(strategies: list[str], flags: set[str]) -> dict[str, Any]:
     gid = additional_gid(flags)
     devices = []
     for gpu in node.gpus:
-        own = {"deviceNodes": [{"path": path} for path in device_files(gpu.minor)]}
+        container_edits = {"deviceNodes": [{"path": path} for path in device_files(gpu.minor)]}
         for name in _names(gpu.index, gpu.uuid, strategies):
-            devices.append({"containerEdits": _with_gid(own, gid), "name": name})
+            devices.append({"containerEdits": _with_gid(container_edits, gid), "name": name})
     nodes = [{"path": path} for gpu in node.gpus for path in device_files(gpu.minor)]
     devices.append({"containerEdits": _with_gid({"deviceNodes": nodes}, gid), "name": "all"})
     return {
@@ -163,8 +163,8 @@ def additional_gid(flags: set[str]) -> int | None:
     return next((ids[name] for name in GROUPS if name in ids), None)
 
 
-def _with_gid(own: dict[str, Any], gid: int | None) -> dict[str, Any]:
-    return dict(own) if gid is None else {"additionalGids": [gid], **own}
+def _with_gid(container_edits: dict[str, Any], gid: int | None) -> dict[str, Any]:
+    return dict(container_edits) if gid is None else {"additionalGids": [gid], **container_edits}
 
 
 def _names(index: int, uuid: str, strategies: list[str]) -> list[str]:

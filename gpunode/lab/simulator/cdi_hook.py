@@ -58,8 +58,8 @@ def container_root() -> Path:
 
 def values_of(words: list[str], option: str) -> list[str]:
     """Return the values of an option that may be given several times."""
-    found = [words[place + 1] for place, word in enumerate(words[:-1]) if word == option]
-    return found + [word.partition("=")[2] for word in words if word.startswith(option + "=")]
+    values = [words[index + 1] for index, word in enumerate(words[:-1]) if word == option]
+    return values + [word.partition("=")[2] for word in words if word.startswith(option + "=")]
 
 
 def inside(root: Path, path: str) -> Path:
@@ -79,10 +79,10 @@ def _create_symlinks(root: Path, words: list[str]) -> None:
 
 def make_link(root: Path, target: str, link: str) -> None:
     """Create a symbolic link in the container; an existing one stays."""
-    place = inside(root, link)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.is_symlink() and not place.exists():
-        place.symlink_to(target)
+    path = inside(root, link)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_symlink() and not path.exists():
+        path.symlink_to(target)
 
 
 def _update_ldcache(root: Path, words: list[str]) -> None:

@@ -45,8 +45,8 @@ def config_space(function: dict[str, Any], gen: int, width: int, regions: list[R
     space[0x34] = _EXPRESS
     space[0x3D] = 1
     if bridge:
-        own = int(function["pci_bus_id"].split(":")[1], 16)
-        struct.pack_into("<BBB", space, 0x18, own, function["bus_below"], function["bus_last"])
+        bus = int(function["pci_bus_id"].split(":")[1], 16)
+        struct.pack_into("<BBB", space, 0x18, bus, function["bus_below"], function["bus_last"])
         # No memory and no I/O behind it: base above limit.
         struct.pack_into("<BBHHHHH", space, 0x1C, 0xF0, 0x00, 0, 0xFFF0, 0x0000, 0xFFF1, 0x0001)
     else:

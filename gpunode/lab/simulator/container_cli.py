@@ -75,9 +75,9 @@ def info() -> str:
 def configure(pid: int, root: Path, gpus: list[SimulatedGpu]) -> None:
     """Mount the driver's files and create the device files in the mount namespace of that process."""
     names = [path for gpu in gpus for path in cdi.device_files(gpu.minor)]
-    own = "/usr/lib/gpunode-lab/bin/nvidia-container-cli"
+    program = "/usr/lib/gpunode-lab/bin/nvidia-container-cli"
     done = subprocess.run(
-        ["nsenter", "--target", str(pid), "--mount", "--", own, INTO, str(root), *names],
+        ["nsenter", "--target", str(pid), "--mount", "--", program, INTO, str(root), *names],
         check=False, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
@@ -96,10 +96,10 @@ def into(root: Path, devices: list[str]) -> None:
         if not target.exists():
             os.mknod(target, stat.S_IFCHR | 0o666, about.st_rdev)
             target.chmod(0o666)
-    found = cdi.libraries(release)
-    for target_name, link in cdi.links(found):
+    libraries = cdi.libraries(release)
+    for target_name, link in cdi.links(libraries):
         make_link(root, target_name, link)
-    update_ldcache(root, sorted({path.rpartition("/")[0] for path in found}))
+    update_ldcache(root, sorted({path.rpartition("/")[0] for path in libraries}))
 
 
 def _bind(source: Path, target: Path) -> None:

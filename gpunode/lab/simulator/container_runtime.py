@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         except (cdi.CdiError, ctk_config.ConfigError, OSError, ValueError) as err:
             _fail(argv, f"could not apply required modification to OCI specification: {err}")
             return 1
-    runtime = next((found for name in _runtimes() if (found := shutil.which(name))), None)
+    runtime = next((path for name in _runtimes() if (path := shutil.which(name))), None)
     if runtime is None:
         sys.stderr.write(
             "nvidia-container-runtime: error locating runtime: no runtime binary found from candidate list\n"
@@ -56,9 +56,9 @@ def _runtimes() -> list[str]:
 
 
 def _value(argv: list[str], *options: str) -> str | None:
-    for place, word in enumerate(argv):
-        if word in options and place + 1 < len(argv):
-            return argv[place + 1]
+    for index, word in enumerate(argv):
+        if word in options and index + 1 < len(argv):
+            return argv[index + 1]
         if word.startswith("--") and word.partition("=")[0] in options:
             return word.partition("=")[2]
     return None
@@ -79,24 +79,24 @@ def environment(config: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def chosen(asked: str | None) -> list[Any] | None:
+def chosen(devices: str | None) -> list[Any] | None:
     """Return the GPUs that ``NVIDIA_VISIBLE_DEVICES`` names; None if it names none. Raises CdiError."""
-    if asked in (None, "", "void"):
+    if devices in (None, "", "void"):
         return None
     node: NodeSnapshot
     node, _ = cdi.usable()
-    if asked == "none":
+    if devices == "none":
         return []
-    if asked == "all":
+    if devices == "all":
         return list(node.gpus)
-    found = []
-    for word in asked.split(","):
+    gpus = []
+    for word in devices.split(","):
         name = word.strip().rpartition("=")[2]
         match = [gpu for gpu in node.gpus if name in (str(gpu.index), gpu.uuid) or name == "all"]
         if not match:
             raise UnknownDeviceError(f"unresolvable CDI devices runtime.nvidia.com/gpu={name}: unknown device")
-        found += match
-    return found
+        gpus += match
+    return gpus
 
 
 def with_gpus(config: dict[str, Any]) -> bool:

@@ -87,5 +87,5 @@ def listing(words: list[str]) -> int:
 def devices_in(text: str) -> list[str]:
     """Return the full names of a specification's devices."""
     kind = re.search(r'^\s*"?kind"?:\s*"?([^\s",]+)', text, re.M)
-    found = re.findall(r'^[\s-]*"?name"?:\s*"?([^\s",]+)', text, re.M)
-    return [f"{kind[1]}={name}" for name in found] if kind else []
+    names = re.findall(r'^[\s-]*"?name"?:\s*"?([^\s",]+)', text, re.M)
+    return [f"{kind[1]}={name}" for name in names] if kind else []

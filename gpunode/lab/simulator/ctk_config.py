@@ -86,7 +86,7 @@ def note(level: str, text: str) -> None:
 
 def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[str, ...]) -> dict[str, list[str]]:
     """Return options to their values; a switch has ``true`` or what follows its ``=``. Raises CtkUsageError."""
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     left = list(words)
     while left:
         word = left.pop(0)
@@ -100,5 +100,5 @@ def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[st
             if not left:
                 raise CtkUsageError(f"flag needs an argument: {key}")
             value = left.pop(0)
-        found.setdefault(name, []).append(value)
-    return found
+        options.setdefault(name, []).append(value)
+    return options

@@ -104,9 +104,9 @@ def _containerd_files(file: str, chosen: dict[str, str], runtime: ContainerdRunt
     if not drop_in:
         _containerd(document, document, runtime)
         return {file: ctk_config.toml(document)}
-    own: dict[str, Any] = {}
-    _containerd(own, document, runtime)
-    changed = {drop_in: ctk_config.toml(own)}
+    target: dict[str, Any] = {}
+    _containerd(target, document, runtime)
+    changed = {drop_in: ctk_config.toml(target)}
     folder = drop_in.rpartition("/")[0] + "/*.toml"
     if folder not in document.get("imports", []):
         document["imports"] = [*document.get("imports", []), folder]

@@ -90,17 +90,19 @@ def software(node: NodeSnapshot) -> list[dict[str, Any]]:
 
 
 def _problems(gpu: SimulatedGpu) -> list[str]:
-    found = []
+    problems = []
     if gpu.lost:
-        found.append(f"GPU {gpu.index} was lost. Reboot the system to recover this GPU.")
+        problems.append(f"GPU {gpu.index} was lost. Reboot the system to recover this GPU.")
     if not gpu.persistence:
-        found.append(
+        problems.append(
             f"Persistence mode for GPU {gpu.index} is disabled. Enable persistence mode by running nvidia-smi -pm 1."
         )
     if ecc_counts(gpu)["volatile/dram_uncorrectable"]:
-        found.append(f"GPU {gpu.index} had uncorrectable memory errors. Drain the GPU and reset it or reboot the node.")
+        problems.append(
+            f"GPU {gpu.index} had uncorrectable memory errors. Drain the GPU and reset it or reboot the node."
+        )
     if remapped(gpu)["pending"]:
-        found.append(f"GPU {gpu.index} has a pending row remap. Drain the GPU and reset it or reboot the node.")
+        problems.append(f"GPU {gpu.index} has a pending row remap. Drain the GPU and reset it or reboot the node.")
     if remapped(gpu)["failure"]:
-        found.append(f"GPU {gpu.index} had uncorrectable row remapping failures. Run a field diagnostic on the GPU.")
-    return found
+        problems.append(f"GPU {gpu.index} had uncorrectable row remapping failures. Run a field diagnostic on the GPU.")
+    return problems

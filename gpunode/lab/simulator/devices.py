@@ -30,21 +30,21 @@ NUMBERS = {
 
 def nodes(hardware: dict[str, Any], modules: set[str]) -> list[tuple[str, int, int, int]]:
     """Return (path, major, minor, mode) of the files that belong to these loaded modules."""
-    found = []
+    files = []
     if "nvidia" in modules:
-        found += [(f"/dev/nvidia{gpu['index']}", NVIDIA, gpu["index"], 0o666) for gpu in hardware["gpus"]]
-        found += [("/dev/nvidiactl", NVIDIA, _CONTROL, 0o666)]
-        found += [
+        files += [(f"/dev/nvidia{gpu['index']}", NVIDIA, gpu["index"], 0o666) for gpu in hardware["gpus"]]
+        files += [("/dev/nvidiactl", NVIDIA, _CONTROL, 0o666)]
+        files += [
             (f"/dev/nvidia-caps/nvidia-cap{minor}", CAPS, minor, mode) for minor, mode in ((1, 0o400), (2, 0o444))
         ]
         if hardware["nvswitches"]:
-            found += [("/dev/nvidia-nvswitchctl", NVSWITCH, _CONTROL, 0o666)]
-            found += [(f"/dev/nvidia-nvswitch{at}", NVSWITCH, at, 0o666) for at in range(len(hardware["nvswitches"]))]
+            files += [("/dev/nvidia-nvswitchctl", NVSWITCH, _CONTROL, 0o666)]
+            files += [(f"/dev/nvidia-nvswitch{at}", NVSWITCH, at, 0o666) for at in range(len(hardware["nvswitches"]))]
     if "nvidia_modeset" in modules:
-        found += [("/dev/nvidia-modeset", NVIDIA, _MODESET, 0o666)]
+        files += [("/dev/nvidia-modeset", NVIDIA, _MODESET, 0o666)]
     if "nvidia_uvm" in modules:
-        found += [("/dev/nvidia-uvm", UVM, 0, 0o666), ("/dev/nvidia-uvm-tools", UVM, 1, 0o666)]
-    return found
+        files += [("/dev/nvidia-uvm", UVM, 0, 0o666), ("/dev/nvidia-uvm-tools", UVM, 1, 0o666)]
+    return files
 
 
 def of_adapters(hardware: dict[str, Any]) -> list[tuple[str, int, int, int]]:
@@ -67,7 +67,7 @@ def make(hardware: dict[str, Any], modules: set[str]) -> None:
 
 def holders() -> dict[int, list[str]]:
     """Return process number to the device files that the process holds open."""
-    found: dict[int, list[str]] = {}
+    files_by_process: dict[int, list[str]] = {}
     for process in state.path("/proc").glob("[0-9]*"):
         try:
             targets = {str(entry.readlink()) for entry in (process / "fd").iterdir()}
@@ -75,8 +75,8 @@ def holders() -> dict[int, list[str]]:
             continue  # It ended, or closed the file, in the meantime.
         held = sorted(target for target in targets if target.startswith("/dev/nvidia"))
         if held:
-            found[int(process.name)] = held
-    return found
+            files_by_process[int(process.name)] = held
+    return files_by_process
 
 
 def hold(name: str) -> int:

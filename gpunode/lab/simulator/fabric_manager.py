@@ -70,17 +70,17 @@ CONFIGURED = (
 )
 
 
-def refusal(node: NodeSnapshot, own: str | None) -> str | None:
+def refusal(node: NodeSnapshot, release: str | None) -> str | None:
     """Return why this fabric manager does not start on this node, in its own message; None if it starts."""
     if node.release is None:
         return (
             "failed to allocate handle (client) to NVIDIA GPU driver with error:NVIDIA kernel module is not loaded "
             "[NV_ERR_OPERATING_SYSTEM]"
         )
-    if own != node.release:
+    if release != node.release:
         return (
-            f"fabric manager NVIDIA GPU driver interface version {own} don't match with driver version {node.release}. "
-            "Please update with matching NVIDIA driver package."
+            f"fabric manager NVIDIA GPU driver interface version {release} don't match with driver version "
+            f"{node.release}. Please update with matching NVIDIA driver package."
         )
     if "fabric-manager" not in node.services or not _sees_switches(node):
         return (

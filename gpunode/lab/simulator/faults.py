@@ -215,28 +215,28 @@ def at_reset(index: int) -> None:
 def _keep(fault: Fault) -> None:
     """Record the lasting effect of a memory fault in the GPU's InfoROM."""
     with state.change() as (kept, _):
-        own = kept.setdefault("gpus", {}).setdefault(str(gpu_of(fault)["index"]), {})
+        inforom = kept.setdefault("gpus", {}).setdefault(str(gpu_of(fault)["index"]), {})
         if fault["fault"] == "ecc-uncorrected":
-            errors = own.setdefault("ecc_errors", {})
+            errors = inforom.setdefault("ecc_errors", {})
             errors["uncorrected"] = errors.get("uncorrected", 0) + fault["count"]
         else:
-            rows = own.setdefault("remapped", {})
+            rows = inforom.setdefault("remapped", {})
             rows["uncorrectable"] = rows.get("uncorrectable", 0) + 1
 
 
 def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:
     """Set a fault; raise FaultError if that is not possible."""
     kind = known(name)
-    place = _component(name, kind, component)
+    target = _component(name, kind, component)
     if unknown := sorted(set(details) - set(kind.details)):
         has = f"it has {', '.join(kind.details)}" if kind.details else "it has none"
         raise FaultError(f"{name}: no detail {unknown[0]}: {has}")
-    fault: Fault = {"fault": name, "component": place}
+    fault: Fault = {"fault": name, "component": target}
     for key, default in kind.details.items():
-        given = details.get(key)
-        if given is not None and isinstance(default, int) and not re.fullmatch(r"\d{1,9}", given):
-            raise FaultError(f"{name}: {key}={given}: expected a number")
-        fault[key] = default if given is None else int(given) if isinstance(default, int) else given
+        detail = details.get(key)
+        if detail is not None and isinstance(default, int) and not re.fullmatch(r"\d{1,9}", detail):
+            raise FaultError(f"{name}: {key}={detail}: expected a number")
+        fault[key] = default if detail is None else int(detail) if isinstance(default, int) else detail
     if any(_same(fault, other) for other in state.faults()):
         raise FaultError(f"{shown(fault)} is set already: heal it first")
     kind.begin(fault)
@@ -278,9 +278,9 @@ def shown(fault: Fault) -> str:
     return " ".join([fault["component"] or _NODE, fault["fault"], *details])
 
 
-def _same(one: Fault, other: Fault) -> bool:
-    keys = ("fault", "component", "number") if one["fault"] == "xid" else ("fault", "component")
-    return all(one.get(key) == other.get(key) for key in keys)
+def _same(fault: Fault, other: Fault) -> bool:
+    keys = ("fault", "component", "number") if fault["fault"] == "xid" else ("fault", "component")
+    return all(fault.get(key) == other.get(key) for key in keys)
 
 
 def _component(name: str, kind: FaultKind, component: str | None) -> str | None:
@@ -289,24 +289,24 @@ def _component(name: str, kind: FaultKind, component: str | None) -> str | None:
         if component not in (None, _NODE):
             raise FaultError(f"{component}: {name} is a fault of the node: omit the component")
         return None
-    place = component or "gpu0"
-    gpu, link = _gpu_named(place, hardware["gpus"])
+    target = component or "gpu0"
+    gpu, link = _gpu_named(target, hardware["gpus"])
     links = gpu["nvlinks"]
     if kind.where == "link" and not links:
         raise FaultError(f"{name}: the GPUs of {hardware['name']} have no NVLink")
     if kind.where == "gpu" and link is not None:
-        raise FaultError(f"{place}: {name} is a fault of a whole GPU: omit the link")
+        raise FaultError(f"{target}: {name} is a fault of a whole GPU: omit the link")
     if link is not None and link >= links:
-        raise FaultError(f"{place}: gpu{gpu['index']} has link0 to link{links - 1}")
-    return place
+        raise FaultError(f"{target}: gpu{gpu['index']} has link0 to link{links - 1}")
+    return target
 
 
 def _gpu_named(component: str, gpus: list[dict[str, Any]]) -> tuple[dict[str, Any], int | None]:
     """Return the GPU of ``gpu3`` or ``gpu3/link5``, and the link; FaultError lists the GPUs."""
     match = re.fullmatch(r"gpu(\d+)(?:/link(\d+))?", component)
     if not match or int(match[1]) >= len(gpus):
-        there = "gpu0" if len(gpus) == 1 else f"gpu0 to gpu{len(gpus) - 1}"
-        raise FaultError(f"{component}: no such GPU; this node has {there}")
+        names = "gpu0" if len(gpus) == 1 else f"gpu0 to gpu{len(gpus) - 1}"
+        raise FaultError(f"{component}: no such GPU; this node has {names}")
     return gpus[int(match[1])], int(match[2]) if match[2] else None
 
 

@@ -40,10 +40,10 @@ def main(argv: list[str]) -> int:
     return (daemon.foreground if config.get("DAEMONIZE") == "0" else daemon.fork)(state.path(PID_FILE), start, stop)
 
 
-def refusal(node: NodeSnapshot, own: str | None) -> str | None:
+def refusal(node: NodeSnapshot, release: str | None) -> str | None:
     """Return why IMEX does not start on this node; None if it starts."""
     if node.release is None:
         return "Unable to load the NVIDIA driver: the NVIDIA kernel module is not loaded"
-    if own != node.release:
-        return f"IMEX version {own} does not match with driver version {node.release}"
+    if release != node.release:
+        return f"IMEX version {release} does not match with driver version {node.release}"
     return None

@@ -88,12 +88,12 @@ def kmod(tool: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 def modinfo(file: str) -> dict[str, str]:
     """Return name, version, license, vermagic … of a module's file."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in kmod("modinfo", [file]).stdout.splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            found.setdefault(key, value.strip())
-    return found
+            fields.setdefault(key, value.strip())
+    return fields
 
 
 def loaded() -> list[str]:
@@ -176,9 +176,9 @@ def take(gpu: dict[str, Any]) -> None:
 
 def _modes_at_load(gpu: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """Return a GPU's modes after loading: InfoROM keeps ECC, and MIG on Ampere; the rest is reset with the driver."""
-    own = kept.get("gpus", {}).get(str(gpu["index"]), {})
-    mig = bool(own.get("mig")) and gpu["architecture"] == "ampere" and gpu["mig_capable"]
-    return {"ecc": own.get("ecc", gpu["ecc"]), "mig": mig, "mig_pending": mig, "persistence": False}
+    inforom = kept.get("gpus", {}).get(str(gpu["index"]), {})
+    mig = bool(inforom.get("mig")) and gpu["architecture"] == "ampere" and gpu["mig_capable"]
+    return {"ecc": inforom.get("ecc", gpu["ecc"]), "mig": mig, "mig_pending": mig, "persistence": False}
 
 
 def _unsupported(gpu: dict[str, Any], flavour: str, version: str) -> str | None:
@@ -232,13 +232,13 @@ def _write_information(gpu: dict[str, Any], version: str, flavour: str) -> None:
 
 def parameters(options: list[str]) -> dict[str, str]:
     """Return the content of /proc/driver/nvidia/params with these options of the module."""
-    found = dict(_PARAMETERS)
+    content = dict(_PARAMETERS)
     for option in options:
         match = re.fullmatch(r"NVreg_(\w+)=(.*)", option)
         if match:
             quoted = match[1] in ("RegistryDwords", "RegistryDwordsPerDevice", "RmMsg", "GpuBlacklist", "ExcludedGpus")
-            found[match[1]] = '"{}"'.format(match[2].strip('"')) if quoted else match[2]
-    return found
+            content[match[1]] = '"{}"'.format(match[2].strip('"')) if quoted else match[2]
+    return content
 
 
 def _note(name: str, about: dict[str, str]) -> None:
@@ -288,8 +288,8 @@ def uses(name: str) -> int:
     if name != "nvidia":
         return 0
     persistent = sum(bool(gpu.get("persistence")) for gpu in state.running().get("gpus", {}).values())
-    own = [file for file in held if not file.startswith(("/dev/nvidia-uvm", "/dev/nvidia-modeset"))]
-    return persistent + len(own)
+    device_files = [file for file in held if not file.startswith(("/dev/nvidia-uvm", "/dev/nvidia-modeset"))]
+    return persistent + len(device_files)
 
 
 def dependencies(name: str) -> tuple[str, ...]:
@@ -305,11 +305,11 @@ def in_use(name: str) -> bool:
 def listing() -> list[tuple[str, int, int, list[str]]]:
     """Return (name, size, count of users, modules among them) of the loaded modules, the latest first."""
     names = loaded()
-    found = []
+    rows = []
     for name in names:
         users = [other for other in names if name in _DEPENDS.get(other, ())]
-        found.append((name, _SIZES.get(name, 20480), len(users) + uses(name), users))
-    return found
+        rows.append((name, _SIZES.get(name, 20480), len(users) + uses(name), users))
+    return rows
 
 
 def overwrite(file: Path, data: bytes) -> None:

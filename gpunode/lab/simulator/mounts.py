@@ -36,17 +36,17 @@ def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> 
     """
     Path(stand_in).mkdir(parents=True, exist_ok=True)
     for entry in _entries(folder):
-        place = Path(stand_in, entry.name)
+        target = Path(stand_in, entry.name)
         if entry.name in without:
             continue
         if entry.is_symlink():
-            place.symlink_to(entry.readlink())
+            target.symlink_to(entry.readlink())
         elif entry.is_dir():
-            place.mkdir()
-            mount(str(entry), str(place), flags=_BIND | _REC)
+            target.mkdir()
+            mount(str(entry), str(target), flags=_BIND | _REC)
         else:
-            place.touch()
-            mount(str(entry), str(place), flags=_BIND)
+            target.touch()
+            mount(str(entry), str(target), flags=_BIND)
     bind(stand_in, folder)
 
 
@@ -60,5 +60,5 @@ def overlay(folder: str, stand_in: str) -> None:
 
 
 def _entries(folder: str) -> Iterable[Path]:
-    found: list[Path] = sorted(Path(folder).iterdir())
-    return found
+    entries: list[Path] = sorted(Path(folder).iterdir())
+    return entries

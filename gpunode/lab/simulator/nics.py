@@ -31,10 +31,10 @@ def write(hardware: dict[str, Any]) -> None:
     """Write every adapter of the description; without adapters, no folder."""
     for number, nic in enumerate(hardware["nics"]):
         _write_devices(number, nic["name"])
-        place = pci.folder(nic) / "infiniband" / nic["name"]
-        _write_adapter(place, nic)
+        folder = pci.folder(nic) / "infiniband" / nic["name"]
+        _write_adapter(folder, nic)
         if nic["link_layer"] == "Ethernet":
-            _write_gids(place / "ports" / "1", number, nic)
+            _write_gids(folder / "ports" / "1", number, nic)
         link = state.path(CLASS) / nic["name"]
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
@@ -53,7 +53,7 @@ def _write_devices(number: int, name: str) -> None:
     state.write_text(state.path(MAD) / f"umad{number}" / "port", "1\n")
 
 
-def _write_adapter(place: Path, nic: dict[str, Any]) -> None:
+def _write_adapter(folder: Path, nic: dict[str, Any]) -> None:
     values = {
         "fw_ver": nic["firmware"],
         "hca_type": nic["hca_type"],
@@ -65,10 +65,10 @@ def _write_adapter(place: Path, nic: dict[str, Any]) -> None:
         "node_desc": nic["name"],
     }
     for name, value in values.items():
-        state.write_text(place / name, value + "\n")
-    if not (place / "device").is_symlink():
-        (place / "device").symlink_to("../..")
-    port = place / "ports" / "1"
+        state.write_text(folder / name, value + "\n")
+    if not (folder / "device").is_symlink():
+        (folder / "device").symlink_to("../..")
+    port = folder / "ports" / "1"
     values = {
         "state": "4: ACTIVE",
         "phys_state": "5: LinkUp",

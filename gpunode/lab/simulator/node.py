@@ -114,17 +114,17 @@ def library_release() -> str | None:
     for folder in LIBRARY_FOLDERS:
         link = state.ROOT / folder.format(arch=arch) / "libnvidia-ml.so.1"
         if link.exists():
-            found = re.search(r"\.so\.(\d+(?:\.\d+)+)$", link.resolve().name)
-            if found:
-                return found[1]
+            match = re.search(r"\.so\.(\d+(?:\.\d+)+)$", link.resolve().name)
+            if match:
+                return match[1]
     return None
 
 
 def package_release() -> str | None:
     """Return the upstream version of the running tool's package: no epoch, no revision."""
     version = os.environ.get("GPUNODE_LAB_PACKAGE_VERSION", "")
-    found = re.search(r"(?:^|:)(\d+(?:\.\d+)+)", version)
-    return found[1] if found else None
+    match = re.search(r"(?:^|:)(\d+(?:\.\d+)+)", version)
+    return match[1] if match else None
 
 
 class SimulatedGpu:

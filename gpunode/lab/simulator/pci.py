@@ -230,13 +230,13 @@ def write_numa(count: int) -> None:
     kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024
     for node in range(count):
         cpus = cpus_of(node, count)
-        place = folder / f"node{node}"
-        state.write_text(place / "cpulist", ranges(cpus) + "\n")
-        state.write_text(place / "cpumap", _mask(cpus) + "\n")
-        state.write_text(place / "distance", " ".join(_distances(node, count)) + "\n")
+        subfolder = folder / f"node{node}"
+        state.write_text(subfolder / "cpulist", ranges(cpus) + "\n")
+        state.write_text(subfolder / "cpumap", _mask(cpus) + "\n")
+        state.write_text(subfolder / "distance", " ".join(_distances(node, count)) + "\n")
         share = kib // count
         lines = [("MemTotal", share), ("MemFree", share // 2), ("MemUsed", share - share // 2)]
-        state.write_text(place / "meminfo", "".join(f"Node {node} {name}: {size:15d} kB\n" for name, size in lines))
+        state.write_text(subfolder / "meminfo", "".join(f"Node {node} {name}: {size:15d} kB\n" for name, size in lines))
 
 
 def _distances(node: int, count: int) -> list[str]:

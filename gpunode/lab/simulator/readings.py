@@ -70,9 +70,9 @@ def memory(gpu: SimulatedGpu) -> dict[str, int]:
 def ecc_counts(gpu: SimulatedGpu) -> dict[str, int]:
     """Return the error counts by ``volatile/dram_uncorrectable`` and so on."""
     counts = {
-        f"{period}/{place}": 0
+        f"{period}/{location}": 0
         for period in ("volatile", "aggregate")
-        for place in ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
+        for location in ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
     }
     kept = gpu.kept.get("ecc_errors") or {}
     counts["aggregate/dram_correctable"] += int(kept.get("corrected", 0))

@@ -30,11 +30,11 @@ def _next(release: str) -> str:
 
 def add_library(fault: dict[str, Any]) -> None:
     """Install the NVML library once more under a later release's name; ldconfig links ``.so.1`` to it."""
-    found = sorted(state.path(_LIBRARIES).glob("libnvidia-ml.so.*.*"))
-    if not found:
+    libraries = sorted(state.path(_LIBRARIES).glob("libnvidia-ml.so.*.*"))
+    if not libraries:
         raise FaultError("library-mismatch: no driver's library is installed: install a driver first")
-    name = "libnvidia-ml.so." + _next(found[-1].name.partition(".so.")[2])
-    shutil.copyfile(found[-1], found[-1].with_name(name))
+    name = "libnvidia-ml.so." + _next(libraries[-1].name.partition(".so.")[2])
+    shutil.copyfile(libraries[-1], libraries[-1].with_name(name))
     fault["file"] = f"{_LIBRARIES}/{name}"
     _run("ldconfig")
 

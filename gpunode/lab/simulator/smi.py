@@ -49,12 +49,12 @@ def main(argv: list[str]) -> int:
 def without_loop(argv: list[str]) -> tuple[list[str], float | None]:
     """Return the arguments without ``-l`` or ``-lms``, and the seconds of either."""
     for option, unit_s in (("-l", 1.0), ("--loop", 1.0), ("-lms", 0.001), ("--loop-ms", 0.001)):
-        for place, word in enumerate(argv if argv[:1] and argv[0].startswith("-") else []):
+        for index, word in enumerate(argv if argv[:1] and argv[0].startswith("-") else []):
             name, equals, value = word.partition("=")
             if name == option:
-                after = place + (1 if equals else 2)
-                value = value or "".join(argv[place + 1 : after])
-                return argv[:place] + argv[after:], int(value) * unit_s if value.isdigit() else 5.0
+                after = index + (1 if equals else 2)
+                value = value or "".join(argv[index + 1 : after])
+                return argv[:index] + argv[after:], int(value) * unit_s if value.isdigit() else 5.0
     return argv, None
 
 
@@ -179,13 +179,13 @@ def chosen(node: NodeSnapshot, which: str | None) -> list[SimulatedGpu]:
     """Return the GPUs of ``-i``: indices, UUIDs or bus ids. Raises SmiError for an unknown one."""
     if which is None:
         return node.gpus
-    found = []
+    gpus = []
     for word in which.split(","):
         match = [gpu for gpu in node.gpus if _is_named(gpu, word.strip())]
         if not match:
             raise SmiError(NOT_FOUND, "No devices were found\n")
-        found += match
-    return found
+        gpus += match
+    return gpus
 
 
 def _is_named(gpu: SimulatedGpu, word: str) -> bool:
@@ -259,8 +259,8 @@ def _without_id(argv: list[str]) -> tuple[str | None, list[str]]:
     """Return the value of ``-i``, and the other arguments."""
     if "-i" not in argv[:-1]:
         return None, argv
-    place = argv.index("-i")
-    return argv[place + 1], argv[:place] + argv[place + 2 :]
+    index = argv.index("-i")
+    return argv[index + 1], argv[:index] + argv[index + 2 :]
 
 
 def _nvlink(node: NodeSnapshot, argv: list[str]) -> int:

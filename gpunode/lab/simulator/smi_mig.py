@@ -62,12 +62,12 @@ _H100 = (
 
 
 def _profiles(rows: tuple[tuple[Any, ...], ...], gigabytes: dict[str, int], gib: dict[str, float]) -> list[Profile]:
-    found = []
+    mig_profiles = []
     for slices, number, total, sms, ce, dec, jpeg, ofa, starts, size in rows:
         plain, _, more = slices.partition("+")
         name = f"{plain}.{gigabytes[plain]}gb" + (f"+{more}" if more else "")
-        found.append(Profile(name, number, total, gib[plain], sms, ce, dec, jpeg, ofa, starts, size))
-    return found
+        mig_profiles.append(Profile(name, number, total, gib[plain], sms, ce, dec, jpeg, ofa, starts, size))
+    return mig_profiles
 
 
 _OF_80 = {"1g": 10, "2g": 20, "3g": 40, "4g": 40, "7g": 80}
@@ -93,13 +93,13 @@ def profiles(gpu: SimulatedGpu) -> list[Profile]:
 
 def instances(gpu: SimulatedGpu) -> list[dict[str, Any]]:
     """Return GPU instances of the state: id, profile, start, compute; ordered by id."""
-    return sorted(gpu.now.get("mig_instances") or [], key=lambda one: int(one["id"])) if gpu.mig else []
+    return sorted(gpu.now.get("mig_instances") or [], key=lambda instance: int(instance["id"])) if gpu.mig else []
 
 
 def devices(gpu: SimulatedGpu) -> list[tuple[dict[str, Any], Profile]]:
     """Return MIG devices: GPU instances that have a compute instance, with their profile."""
     named = {profile.name: profile for profile in profiles(gpu)}
-    return [(one, named[one["profile"]]) for one in instances(gpu) if one["compute"]]
+    return [(instance, named[instance["profile"]]) for instance in instances(gpu) if instance["compute"]]
 
 
 def uuid(gpu: SimulatedGpu, instance: dict[str, Any]) -> str:
@@ -144,12 +144,12 @@ def _list_profiles(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, st
     for gpu in gpus:
         if not profiles(gpu):
             return UNKNOWN, "Failed to display GPU instance profiles: Unknown Error\n"
-        for one in profiles(gpu):
-            free = _room(gpu, one)
+        for profile in profiles(gpu):
+            free = _room(gpu, profile)
             rows.append([
-                f"{gpu.index:4}  MIG {one.name.ljust(14)}{one.id:4}{f'{free}/{one.total}'.rjust(8)}"
-                f"{one.gib:13.2f}       No{one.sms:7}{one.dec:6}{0:6}   ",
-                f"{one.ce:63}{one.jpeg:6}{one.ofa:6}   ",
+                f"{gpu.index:4}  MIG {profile.name.ljust(14)}{profile.id:4}{f'{free}/{profile.total}'.rjust(8)}"
+                f"{profile.gib:13.2f}       No{profile.sms:7}{profile.dec:6}{0:6}   ",
+                f"{profile.ce:63}{profile.jpeg:6}{profile.ofa:6}   ",
             ])  # fmt: skip
     return 0, _table("GPU instance profiles:", head, rows)
 
@@ -162,23 +162,27 @@ def _list_instances(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, s
     rows = []
     for gpu in gpus:
         named = {profile.name: profile for profile in profiles(gpu)}
-        for one in instances(gpu):
-            profile = named[one["profile"]]
-            place = f"{one['start']}:{profile.size}"
+        for instance in instances(gpu):
+            profile = named[instance["profile"]]
+            slots = f"{instance['start']}:{profile.size}"
             rows.append(
-                [f"{gpu.index:4}  MIG {profile.name.ljust(14)}{profile.id:4}{one['id']:9}{place.rjust(13)}     "]
+                [f"{gpu.index:4}  MIG {profile.name.ljust(14)}{profile.id:4}{instance['id']:9}{slots.rjust(13)}     "]
             )
     return (0, _table("GPU instances:", head, rows)) if rows else (NOT_FOUND, "No GPU instances found: Not Found\n")
 
 
 def _taken(gpu: SimulatedGpu, listed: list[dict[str, Any]]) -> set[int]:
     named = {profile.name: profile for profile in profiles(gpu)}
-    return {slot for one in listed for slot in range(one["start"], one["start"] + named[one["profile"]].size)}
+    return {
+        slot
+        for instance in listed
+        for slot in range(instance["start"], instance["start"] + named[instance["profile"]].size)
+    }
 
 
 def _place(gpu: SimulatedGpu, profile: Profile, listed: list[dict[str, Any]]) -> int | None:
     taken = _taken(gpu, listed)
-    if sum(1 for one in listed if one["profile"] == profile.name) >= profile.total:
+    if sum(1 for instance in listed if instance["profile"] == profile.name) >= profile.total:
         return None
     free = (start for start in profile.starts if taken.isdisjoint(range(start, start + profile.size)))
     return next(free, None)
@@ -200,7 +204,9 @@ def _create(gpus: list[SimulatedGpu], words: list[str]) -> tuple[int, str]:
         for word in requested:
             if gpu.busy:
                 return IN_USE, text + _not_created(gpu, word, "In use by another client")
-            profile = next((one for one in profiles(gpu) if word.removeprefix("MIG ") in (one.name, str(one.id))), None)
+            profile = next(
+                (known for known in profiles(gpu) if word.removeprefix("MIG ") in (known.name, str(known.id))), None
+            )
             if profile is None:
                 return INVALID, text + _not_created(gpu, word, "Invalid Argument")
             with state.change() as (_, running):
@@ -209,7 +215,7 @@ def _create(gpus: list[SimulatedGpu], words: list[str]) -> tuple[int, str]:
                 if start is None:
                     return NO_ROOM, text + _not_created(gpu, word, "Insufficient Resources")
                 number = profile.first_id
-                while number in {one["id"] for one in listed}:
+                while number in {instance["id"] for instance in listed}:
                     number += 1
                 listed.append({"id": number, "profile": profile.name, "start": start, "compute": "-C" in words})
                 gpu.now["mig_instances"] = listed
@@ -234,13 +240,13 @@ def _destroy_compute(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, 
         if gpu.busy:
             return IN_USE, "Failed to destroy compute instances: In use by another client\n"
         with state.change() as (_, running):
-            for one in running["gpus"][str(gpu.number)].get("mig_instances", []):
-                if one["compute"]:
+            for instance in running["gpus"][str(gpu.number)].get("mig_instances", []):
+                if instance["compute"]:
                     text += (
                         f"Successfully destroyed compute instance ID  0 from GPU {gpu.index:2} GPU instance ID "
-                        f"{one['id']:2}\n"
+                        f"{instance['id']:2}\n"
                     )
-                one["compute"] = False
+                instance["compute"] = False
     return (0, text) if text else (NOT_FOUND, "No compute instances found: Not Found\n")
 
 
@@ -248,16 +254,16 @@ def _destroy(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, str]:
     text = ""
     for gpu in gpus:
         with state.change() as (_, running):
-            own = running["gpus"][str(gpu.number)]
-            used = [one for one in own.get("mig_instances", []) if one["compute"]]
+            gpu_state = running["gpus"][str(gpu.number)]
+            used = [instance for instance in gpu_state.get("mig_instances", []) if instance["compute"]]
             if used or gpu.busy:
-                number = (used or own["mig_instances"])[0]["id"]
+                number = (used or gpu_state["mig_instances"])[0]["id"]
                 return IN_USE, text + (
                     f"Unable to destroy GPU instance ID {number:2} from GPU {gpu.index:2}: In use by another client\n"
                     "Failed to destroy GPU instances: In use by another client\n"
                 )
-            for one in own.pop("mig_instances", []):
-                text += f"Successfully destroyed GPU instance ID {one['id']:2} from GPU {gpu.index:2}\n"
+            for instance in gpu_state.pop("mig_instances", []):
+                text += f"Successfully destroyed GPU instance ID {instance['id']:2} from GPU {gpu.index:2}\n"
     return (0, text) if text else (NOT_FOUND, "No GPU instances found: Not Found\n")
 
 

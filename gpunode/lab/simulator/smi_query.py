@@ -129,18 +129,18 @@ def _remapped(gpu: SimulatedGpu, rest: str) -> str:
 
 def _ecc(gpu: SimulatedGpu, key: str) -> str:
     """Return the value of ``ecc.errors.uncorrected.volatile.total`` and similar fields."""
-    _, _, kind, period, place = (*key.split(".", 4), "", "", "")[:5]
+    _, _, kind, period, location = (*key.split(".", 4), "", "", "")[:5]
     if not gpu.ecc:
         return NA
     ending = "correctable" if kind == "corrected" else "uncorrectable"
     counts = ecc_counts(gpu)
     dram, sram = counts.get(f"{period}/dram_{ending}", 0), counts.get(f"{period}/sram_{ending}", 0)
     by_location = {"device_memory": dram, "dram": dram, "sram": sram, "total": dram + sram}
-    if place in by_location:
-        return str(by_location[place])
-    if place == "sram.thresholdExceeded":
+    if location in by_location:
+        return str(by_location[location])
+    if location == "sram.thresholdExceeded":
         return "No"
-    return "0" if place.startswith("sram.") else NA
+    return "0" if location.startswith("sram.") else NA
 
 
 def _stamp() -> str:

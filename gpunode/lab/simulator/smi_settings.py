@@ -84,8 +84,8 @@ def _switch(value: str, option: str) -> bool:
     raise RefusedError(INVALID, f"{value} is not a valid value for option {option}.\n")
 
 
-def _was(gpu: SimulatedGpu, what: str, now: str) -> str:
-    return f"{what} is already {now} for GPU {gpu.bus_id}.\n"
+def _was(gpu: SimulatedGpu, setting: str, now: str) -> str:
+    return f"{setting} is already {now} for GPU {gpu.bus_id}.\n"
 
 
 def _persistence(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
@@ -126,8 +126,8 @@ def _pair(value: str, option: str) -> list[int]:
     words = value.split(",")
     if not all(word.strip().isdigit() for word in words) or len(words) > 2:
         raise RefusedError(INVALID, f"{value} is not a valid value for option {option}.\n")
-    found = [int(word) for word in words]
-    return found * 2 if len(found) == 1 else found
+    clocks = [int(word) for word in words]
+    return clocks * 2 if len(clocks) == 1 else clocks
 
 
 VOLATILE = ("power_limit_w", "locked_sm_clock_mhz", "locked_memory_clock_mhz", "application_clocks_mhz")

@@ -49,9 +49,9 @@ def listing(gpus: list[SimulatedGpu]) -> str:
             lines.append(lost_message(gpu))
         else:
             lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
-            for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+            for index, (instance, profile) in enumerate(smi_mig.devices(gpu)):
                 name = f"MIG {profile.name}".ljust(16)
-                lines.append(f"  {name}Device {index:2}: (UUID: {smi_mig.uuid(gpu, one)})")
+                lines.append(f"  {name}Device {index:2}: (UUID: {smi_mig.uuid(gpu, instance)})")
     return "\n".join(lines) + "\n"
 
 
@@ -164,11 +164,11 @@ def _mig(gpus: list[SimulatedGpu], wide: Widths) -> list[str]:
 def _mig_rows(gpus: list[SimulatedGpu], middle: int) -> list[str]:
     lines = []
     for gpu in gpus:
-        for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+        for index, (instance, profile) in enumerate(smi_mig.devices(gpu)):
             usage = f"0MiB / {int(profile.gib * 1024):5}MiB    ".rjust(middle)
             engines = f" {profile.ce:2}   0 {profile.dec:4} {profile.ofa:4} {profile.jpeg:4} "
             lines += [
-                f"|{gpu.index:3} {one['id']:4}   0 {index:3}  |{usage}|{profile.sms:3}      0 |{engines}|",
+                f"|{gpu.index:3} {instance['id']:4}   0 {index:3}  |{usage}|{profile.sms:3}      0 |{engines}|",
                 f"|                  |{' ' * middle}|           |                       |",
                 f"+------------------+{'-' * middle}+-----------+-----------------------+",
             ]
@@ -189,13 +189,13 @@ def _processes(gpus: list[SimulatedGpu], wide: Widths, branch: int) -> list[str]
         f"|{'        ID   ID'}{'Usage      '.rjust(wide.total - 15)}|",
         f"|{'=' * wide.total}|",
     ]
-    found = [(gpu, entry) for gpu in gpus for entry in gpu.processes]
-    for gpu, entry in found:
+    processes = [(gpu, entry) for gpu in gpus for entry in gpu.processes]
+    for gpu, entry in processes:
         pid, kind = str(entry["pid"]).rjust(16 if newer else 10), entry.get("type", "C")
         start = f"  {gpu.index:3}   N/A  N/A{pid}      {kind}   "
         used = f"{entry.get('memory_mib', 0)}MiB ".rjust(14)
         name = str(entry.get("name", ""))[: wide.total - len(start) - len(used)]
         lines.append(f"|{start}{name.ljust(wide.total - len(start) - len(used))}{used}|")
-    if not found:
+    if not processes:
         lines.append(f"|  No running processes found{' ' * (wide.total - 28)}|")
     return [*lines, f"+{'-' * wide.total}+"]

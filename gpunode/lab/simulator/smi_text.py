@@ -114,7 +114,7 @@ class _Writer:
 
 def _mig_devices(gpu: SimulatedGpu, width: int) -> list[str]:
     lines = []
-    for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+    for index, (instance, profile) in enumerate(smi_mig.devices(gpu)):
         total = int(profile.gib * 1024)
         counts = {
             "Multiprocessor": profile.sms,
@@ -127,7 +127,7 @@ def _mig_devices(gpu: SimulatedGpu, width: int) -> list[str]:
         lines += [
             "    MIG Device",
             _line("Index", str(index), 2, width),
-            _line("GPU Instance ID", str(one["id"]), 2, width),
+            _line("GPU Instance ID", str(instance["id"]), 2, width),
             _line("Compute Instance ID", "0", 2, width),
             "        Device Attributes",
             "            Shared",

@@ -61,9 +61,9 @@ def renumbered(node: NodeSnapshot) -> dict[str, dict[str, str]]:
     topology: dict[str, dict[str, str]] = node.hardware.get("topology") or {}
     names = {f"GPU{gpu.number}": f"GPU{gpu.index}" for gpu in node.gpus}
     return {
-        names.get(one, one): {names.get(other, other): how for other, how in row.items() if _is_seen(other, names)}
-        for one, row in topology.items()
-        if _is_seen(one, names)
+        names.get(label, label): {names.get(other, other): how for other, how in row.items() if _is_seen(other, names)}
+        for label, row in topology.items()
+        if _is_seen(label, names)
     }
 
 
@@ -71,9 +71,9 @@ def _is_seen(label: str, names: dict[str, str]) -> bool:
     return label in names or not label.startswith("GPU")
 
 
-def link(links: dict[str, dict[str, str]], one: str, other: str) -> str:
+def link(links: dict[str, dict[str, str]], label: str, other: str) -> str:
     """Return how two elements are linked; the description may list the pair in one order only."""
-    return (links.get(one) or {}).get(other) or (links.get(other) or {}).get(one) or "SYS"
+    return (links.get(label) or {}).get(other) or (links.get(other) or {}).get(label) or "SYS"
 
 
 def affinity(node: NodeSnapshot, gpu: SimulatedGpu) -> str:

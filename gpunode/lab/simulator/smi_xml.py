@@ -61,12 +61,12 @@ def _block(gpu: SimulatedGpu, layout: list[LayoutRow], texts: dict[str, str], pa
 
 def _mig_devices(gpu: SimulatedGpu) -> list[str]:
     lines = []
-    for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+    for index, (instance, profile) in enumerate(smi_mig.devices(gpu)):
         total = int(profile.gib * 1024)
         lines += [
             "<mig_device>",
             f"\t<index>{index}</index>",
-            f"\t<gpu_instance_id>{one['id']}</gpu_instance_id>",
+            f"\t<gpu_instance_id>{instance['id']}</gpu_instance_id>",
             "\t<compute_instance_id>0</compute_instance_id>",
             "\t<device_attributes>",
             "\t\t<shared>",

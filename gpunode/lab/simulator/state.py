@@ -54,8 +54,8 @@ def running() -> Document:
 
 def faults() -> list[Document]:
     """Return the faults that are set: ``{"fault", "component": "gpu3" | "gpu3/link5" | None, …}``."""
-    found: list[Document] = _read(path("/var/lib/gpunode-lab/faults.json")).get("faults", [])
-    return found
+    active_faults: list[Document] = _read(path("/var/lib/gpunode-lab/faults.json")).get("faults", [])
+    return active_faults
 
 
 @contextlib.contextmanager
@@ -72,9 +72,9 @@ def change() -> Iterator[tuple[Document, Document]]:
 def change_faults() -> Iterator[list[Document]]:
     """Yield the list of faults under the lock; it is written when the block is left without an exception."""
     with _locked():
-        found = faults()
-        yield found
-        write(path("/var/lib/gpunode-lab/faults.json"), {"faults": found})
+        active_faults = faults()
+        yield active_faults
+        write(path("/var/lib/gpunode-lab/faults.json"), {"faults": active_faults})
 
 
 def write(file: Path, document: Document) -> None:
@@ -111,8 +111,8 @@ def _read(file: Path) -> Document:
 
 
 def _document(text: str) -> Document:
-    found: Document = json.loads(text)
-    return found
+    document: Document = json.loads(text)
+    return document
 
 
 class FaultError(Exception):

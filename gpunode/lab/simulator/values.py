@@ -112,7 +112,7 @@ def _recovery_action(gpu: SimulatedGpu) -> str:
 def _pci(gpu: SimulatedGpu) -> dict[str, str]:
     domain, bus, rest = gpu.bus_id.split(":")
     vendor, device = str(gpu.entry["pci_device_id"]).split(":")
-    own_vendor, _, own = str(gpu.entry.get("pci_subsystem_id") or "0000:0000").partition(":")
+    subsystem_vendor, _, subsystem = str(gpu.entry.get("pci_subsystem_id") or "0000:0000").partition(":")
     narrow = gpu.fault("pcie-narrow") or {}
     generation, width = int(gpu.get("pcie_gen", 4)), int(gpu.get("pcie_width", 16))
     current_width = int(narrow.get("width", max(width // 2, 1))) if narrow else width
@@ -126,7 +126,7 @@ def _pci(gpu: SimulatedGpu) -> dict[str, str]:
         "pci/pci_sub_class": "2",
         "pci/pci_device_id": f"{device}{vendor}".upper(),
         "pci/pci_bus_id": gpu.bus_id,
-        "pci/pci_sub_system_id": f"{own}{own_vendor}".upper(),
+        "pci/pci_sub_system_id": f"{subsystem}{subsystem_vendor}".upper(),
         f"{info}/pcie_gen/max_link_gen": str(generation),
         f"{info}/pcie_gen/current_link_gen": str(current_generation),
         f"{info}/pcie_gen/device_current_link_gen": str(current_generation),
@@ -221,13 +221,13 @@ def _ecc(gpu: SimulatedGpu) -> dict[str, str]:
     texts = {}
     counts = ecc_counts(gpu)
     for path, count in counts.items():
-        period, _, place = path.partition("/")
-        texts[f"ecc_errors/{period}/{place}"] = str(count)
+        period, _, location = path.partition("/")
+        texts[f"ecc_errors/{period}/{location}"] = str(count)
         texts[f"ecc_errors/{period}/sram_uncorrectable_parity"] = "0"
         texts[f"ecc_errors/{period}/sram_uncorrectable_secded"] = "0"
         if not gpu.is_since("turing"):
-            bit = "double_bit" if place.endswith("_uncorrectable") else "single_bit"
-            if place.startswith("dram"):
+            bit = "double_bit" if location.endswith("_uncorrectable") else "single_bit"
+            if location.startswith("dram"):
                 texts.update({f"ecc_errors/{period}/{bit}/{key}": str(count) for key in ("device_memory", "total")})
             else:
                 texts.update({f"ecc_errors/{period}/{bit}/{key}": "0" for key in ("register_file", "l1_cache")})
@@ -235,8 +235,8 @@ def _ecc(gpu: SimulatedGpu) -> dict[str, str]:
                 if bit == "double_bit" and gpu.is_since("volta"):
                     texts[f"ecc_errors/{period}/{bit}/cbu"] = "0"
     texts["ecc_errors/aggregate/sram_threshold_exceeded"] = "No"
-    for place in ("l2", "sm", "microcontroller", "pcie", "other"):
-        texts[f"ecc_errors/aggregate_uncorrectable_sram_sources/sram_{place}"] = "0"
+    for location in ("l2", "sm", "microcontroller", "pcie", "other"):
+        texts[f"ecc_errors/aggregate_uncorrectable_sram_sources/sram_{location}"] = "0"
     return texts
 
 

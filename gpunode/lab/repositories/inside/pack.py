@@ -64,8 +64,8 @@ class Tools:
     def _unpack(self, package: dict[str, Any], tree: Path, control: dict[str, str]) -> None:
         """Unpack a Debian package, scripts included; keep its dependencies, drop its version."""
         self.repacked(package, tree)
-        theirs = (tree / "DEBIAN/control").read_text(encoding="utf-8")
-        kept = {key: text for key, text in re.findall(r"^(\S+): (.+)$", theirs, re.MULTILINE) if key in _KEPT}
+        original = (tree / "DEBIAN/control").read_text(encoding="utf-8")
+        kept = {key: text for key, text in re.findall(r"^(\S+): (.+)$", original, re.MULTILINE) if key in _KEPT}
         control |= kept | {key: control[key] for key in kept if key in package["fields"]}
 
     def repacked(self, package: dict[str, Any], tree: Path) -> None:
@@ -162,11 +162,11 @@ class Tools:
             return key, certificate
 
 
-def run(argv: list[str], given: bytes = b"", *, cwd: Path | None = None) -> bytes:
+def run(argv: list[str], stdin: bytes = b"", *, cwd: Path | None = None) -> bytes:
     """Return the tool's output; exit with the tool's messages if it fails."""
     env = os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
-        argv, input=given, capture_output=True, timeout=LIMIT_S, check=False, cwd=cwd, env=env, start_new_session=True
+        argv, input=stdin, capture_output=True, timeout=LIMIT_S, check=False, cwd=cwd, env=env, start_new_session=True
     )
     if done.returncode != 0:
         sys.exit(f"{' '.join(argv)}: {done.stderr.decode(errors='replace').strip()}")

@@ -126,20 +126,20 @@ def _suites(repository: dict[str, Any], keys: Keys) -> None:
 def _rpm(repository: dict[str, Any], keys: Keys) -> None:
     where = ROOT / repository["path"]
     key = repository["key"]
-    place = repository["path"]
+    path = repository["path"]
     rpms.sign(where, keys.home, keys.user(key))
     rpms.index(repository, where, where, set())
     keys.detach(key, where / "repodata/repomd.xml", where / "repodata/repomd.xml.asc")
-    expired = _made(FAULTS / "expired-key" / place / "repodata")
+    expired = _made(FAULTS / "expired-key" / path / "repodata")
     keys.detach(key, where / "repodata/repomd.xml", expired / "repomd.xml.asc", expired=True)
     packages = {rpms.file_name(package): (package["name"], package["release"]) for package in repository["packages"]}
-    lagging = _made(FAULTS / "fabric-manager-lags" / place)
+    lagging = _made(FAULTS / "fabric-manager-lags" / path)
     newest = _newest_fabric_managers(packages.values())
     rpms.index(repository, where, lagging, {name for name, package in packages.items() if package in newest})
     keys.detach(key, lagging / "repodata/repomd.xml", lagging / "repodata/repomd.xml.asc")
     public = repository["key_file"] or f"{keys.id(key)}.pub"
     shutil.copyfile(keys.public(key), where / public)
-    url = f"http://vendor/{place}"
+    url = f"http://vendor/{path}"
     name = repository["repo"]
     settings = {"name": name, "baseurl": url, "enabled": "1", "gpgcheck": "1", "gpgkey": f"{url}/{public}"}
     text = f"[{name}]\n" + "".join(f"{option}={value}\n" for option, value in settings.items())
@@ -149,9 +149,9 @@ def _rpm(repository: dict[str, Any], keys: Keys) -> None:
 def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[str, str], keys: Keys) -> None:
     """Sign the indices in ``folder``, and write their variants under the faults that change them."""
     _sign(folder, folder, fields, keys, repository["key"])
-    place = folder.relative_to(ROOT)
-    keys.sign(repository["key"], folder / "Release", _made(FAULTS / "expired-key" / place), expired=True)
-    lagging = _made(FAULTS / "fabric-manager-lags" / place)
+    path = folder.relative_to(ROOT)
+    keys.sign(repository["key"], folder / "Release", _made(FAULTS / "expired-key" / path), expired=True)
+    lagging = _made(FAULTS / "fabric-manager-lags" / path)
     for index in folder.rglob("Packages"):
         text = _without_newest_fabric_manager(index.read_text(encoding="utf-8"))
         copy = lagging / index.relative_to(folder)
@@ -159,13 +159,13 @@ def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[s
         copy.write_text(text, encoding="utf-8")
     _sign(lagging, lagging, fields, keys, repository["key"])
     for index in folder.rglob("Packages"):
-        newer = _made(FAULTS / "mid-sync" / place / index.parent.relative_to(folder)) / "Packages"
+        newer = _made(FAULTS / "mid-sync" / path / index.parent.relative_to(folder)) / "Packages"
         newer.write_text(index.read_text(encoding="utf-8") + "\n", encoding="utf-8")
         packed = newer.with_name("Packages.xz")
         packed.write_bytes(lzma.compress(newer.read_bytes()))
         compressed(newer)
     if repository["keyring"]:
-        without = _made(FAULTS / "no-dkms" / place)
+        without = _made(FAULTS / "no-dkms" / path)
         (without / "Packages").write_text(_without_dkms((folder / "Packages").read_text(encoding="utf-8")))
         _sign(without, without, fields, keys, repository["key"])
 
@@ -202,12 +202,12 @@ def _made(folder: Path) -> Path:
 
 def _newest_fabric_managers(packages: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     """Return (name, release) of each branch's newest fabric manager, under all its names."""
-    found = {(name, release) for name, release in packages if _FABRIC_MANAGER.match(name)}
+    managers = {(name, release) for name, release in packages if _FABRIC_MANAGER.match(name)}
     newest: dict[str, tuple[int, ...]] = {}
-    for _, release in found:
+    for _, release in managers:
         branch = release.partition(".")[0]
         newest[branch] = max(_point(release), newest.get(branch, ()))
-    return {(name, release) for name, release in found if _point(release) == newest[release.partition(".")[0]]}
+    return {(name, release) for name, release in managers if _point(release) == newest[release.partition(".")[0]]}
 
 
 def _point(release: str) -> tuple[int, ...]:
