@@ -75,17 +75,17 @@ def read_dumps(folder: Path) -> list[Dump]:
     files = [(path, int(match[1])) for path in every if (match := _RANK.search(path.name)) is not None]
     if not files:
         raise UsageError(f"--dumps {folder}: no file with a name that ends in a rank, as nccl_trace_rank_0")
-    found: dict[int, Dump] = {}
+    dumps: dict[int, Dump] = {}
     for path, rank in files[:MOST_DUMPS]:
-        if rank in found:
+        if rank in dumps:
             raise UsageError(f"--dumps {folder}: two dumps of rank {rank}: keep those of one job and one time")
         try:
             with path.open("rb") as stream:
                 data = stream.read(MOST_BYTES + 1)
         except OSError as err:
             raise UsageError(f"--dumps {path}: {err.strerror}") from None
-        found[rank] = parse(data, rank, str(path))
-    return list(found.values())
+        dumps[rank] = parse(data, rank, str(path))
+    return list(dumps.values())
 
 
 def parse(data: bytes, rank: int, name: str) -> Dump:
@@ -97,7 +97,7 @@ def parse(data: bytes, rank: int, name: str) -> Dump:
             document: Any = json.loads(data)
         else:
             document = _PlainUnpickler(io.BytesIO(data)).load()
-        entries = tuple(RecordedCall.model_validate(one) for one in document["entries"])
+        entries = tuple(RecordedCall.model_validate(entry) for entry in document["entries"])
         return Dump(rank, entries, _ranks(document.get("pg_config")))
     except ValidationError as err:
         raise UsageError(f"--dumps {name}: not a dump of the flight recorder: {err.errors()[0]['msg']}") from None
@@ -108,12 +108,12 @@ def parse(data: bytes, rank: int, name: str) -> Dump:
 
 def _ranks(groups: object) -> frozenset[int]:
     """Return the ranks of the largest group in ``pg_config``: ``{"0": {"ranks": "[0, 1]"}}``."""
-    found: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
     for group in groups.values() if isinstance(groups, dict) else ():
         text = group.get("ranks") if isinstance(group, dict) else None
-        numbers = frozenset(int(one) for one in re.findall(r"\d{1,7}", str(text))[:MOST_DUMPS])
-        found = max(found, numbers, key=len)
-    return found
+        numbers = frozenset(int(digits) for digits in re.findall(r"\d{1,7}", str(text))[:MOST_DUMPS])
+        ranks = max(ranks, numbers, key=len)
+    return ranks
 
 
 @dataclass(frozen=True)
@@ -131,24 +131,24 @@ def findings_of(dumps: Iterable[Dump]) -> list[tuple[int | None, Finding]]:
     """
     known = {dump.rank: dump for dump in dumps}
     everyone = frozenset().union(*(dump.ranks for dump in known.values())) | set(known)
-    found: list[tuple[int | None, Finding]] = []
+    findings: list[tuple[int | None, Finding]] = []
     absent = sorted(everyone - set(known))
     for rank in absent:
         text = f"rank {rank} left no dump: it ended, or it hangs outside of a collective"
-        found.append((rank, finding("nodes.stopped", Status.FAIL, f"rank {rank}", text, REMEDY)))
+        findings.append((rank, finding("nodes.stopped", Status.FAIL, f"rank {rank}", text, REMEDY)))
     groups = sorted({entry.group for dump in known.values() for entry in dump.entries})
     for group in groups:
-        found += _of_group(group, {rank: _last(dump, group) for rank, dump in known.items()})
-    if not found:
+        findings += _of_group(group, {rank: _last(dump, group) for rank, dump in known.items()})
+    if not findings:
         calls = sum(len(dump.entries) for dump in known.values())
         text = f"all {counted(len(known), 'rank')} came equally far in {counted(calls, 'recorded collective')}"
-        found.append((None, finding("nodes.stopped", Status.PASS, "node", text)))
-    return found
+        findings.append((None, finding("nodes.stopped", Status.PASS, "node", text)))
+    return findings
 
 
 def _last(dump: Dump, group: str) -> _Last:
-    entries = {one.collective_seq_id: one for one in dump.entries if one.group == group and not one.is_p2p}
-    done = [number for number, one in entries.items() if one.state == "completed"]
+    entries = {entry.collective_seq_id: entry for entry in dump.entries if entry.group == group and not entry.is_p2p}
+    done = [number for number, entry in entries.items() if entry.state == "completed"]
     return _Last(max(entries, default=0), max(done, default=0), entries)
 
 
@@ -164,9 +164,9 @@ def _of_group(group: str, lasts: Mapping[int, _Last]) -> list[tuple[int | None, 
         stopped = sorted(rank for rank, last in members.items() if last.called == least)
         waiting = sorted(rank for rank, last in members.items() if last.called > least)
         following = members[waiting[0]].entries.get(least + 1)
-        what = f"{following.operation} " if following else "collective "
+        operation = f"{following.operation} " if following else "collective "
         text = (
-            f"stopped first: it did not call {what}{least + 1}{name}, in which ranks {number_ranges(waiting)} wait"
+            f"stopped first: it did not call {operation}{least + 1}{name}, in which ranks {number_ranges(waiting)} wait"
             f"; its last one was {_name(members[stopped[0]].entries[least])} {least}"
         )
         return [
@@ -190,7 +190,7 @@ def _of_group(group: str, lasts: Mapping[int, _Last]) -> list[tuple[int | None, 
             for rank, last in sorted(members.items())
             if last.entries[most].operation != usual
         ]
-    behind = sorted(rank for rank, last in members.items() if last.done < max(one.done for one in members.values()))
+    behind = sorted(rank for rank, last in members.items() if last.done < max(peer.done for peer in members.values()))
     return [
         (
             rank,

@@ -55,31 +55,31 @@ def view_findings(
 ) -> Iterator[tuple[str, Finding]]:
     """Yield what is wrong with a rank's connections, with its node."""
     seats = [(rank, node_of(rank), view) for view in views for rank in view.ranks]
-    places = [RankPlace(rank, name, facts.get(name), view) for rank, name, view in seats]
-    places.sort(key=lambda one: one.rank)
-    yield from _sockets(places)
-    yield from _direct(places)
-    yield from _nvls(places)
-    for place in places:
-        yield from _adapter(place)
-    by_rank = {place.rank: place for place in places}
+    members = [RankPlace(rank, name, facts.get(name), view) for rank, name, view in seats]
+    members.sort(key=lambda member: member.rank)
+    yield from _sockets(members)
+    yield from _direct(members)
+    yield from _nvls(members)
+    for member in members:
+        yield from _adapter(member)
+    by_rank = {member.rank: member for member in members}
     yield from _within(by_rank, connections)
     yield from _entered(len(by_rank), node_of, connections)
 
 
-def _within(places: Mapping[int, RankPlace], connections: RankConnections) -> Iterator[tuple[str, Finding]]:
+def _within(members: Mapping[int, RankPlace], connections: RankConnections) -> Iterator[tuple[str, Finding]]:
     """Yield pairs of GPUs of one node that are connected over the network, or not over their NVLink."""
     bad: dict[tuple[str, str], list[str]] = {}
-    for one, other, way in connections.pairs:
-        here, there = places.get(one), places.get(other)
-        if here is None or there is None or here.node != there.node or way >= len(connections.ways):
+    for rank, other, way in connections.pairs:
+        member, partner = members.get(rank), members.get(other)
+        if member is None or partner is None or member.node != partner.node or way >= len(connections.ways):
             continue
-        name, joined = one_line(connections.ways[way])[:40], _nvlink(here, there)
+        name, joined = one_line(connections.ways[way])[:40], _nvlink(member, partner)
         if name.startswith("NET/"):
-            bad.setdefault((here.node, name), []).append(f"rank {one} and {other}")
+            bad.setdefault((member.node, name), []).append(f"rank {rank} and {other}")
         elif joined is not None and not name.startswith("P2P"):
             text = f"{name}, not by their NVLink ({joined})"
-            bad.setdefault((here.node, text), []).append(f"{here.component} and {there.component}")
+            bad.setdefault((member.node, text), []).append(f"{member.component} and {partner.component}")
     for (node, name), pairs in sorted(bad.items()):
         more = f", and {counted(len(pairs) - 1, 'other pair')}" if len(pairs) > 1 else ""
         text = f"NCCL connects {pairs[0]} of this node by {name}{more}"
@@ -87,12 +87,12 @@ def _within(places: Mapping[int, RankPlace], connections: RankConnections) -> It
         yield node, finding("nodes.pairs", Status.FAIL, "node", text, remedy)
 
 
-def _nvlink(one: RankPlace, other: RankPlace) -> str | None:
+def _nvlink(member: RankPlace, other: RankPlace) -> str | None:
     """Return the NVLink between two GPUs of a node, as ``NV18``; None if there is none, or if it is unknown."""
-    document = one.facts.topology.document if one.facts is not None and one.facts.topology else None
-    if document is None or one.gpu is None or other.gpu is None:
+    document = member.facts.topology.document if member.facts is not None and member.facts.topology else None
+    if document is None or member.gpu is None or other.gpu is None:
         return None
-    link = document.links.get(f"GPU{one.gpu}", {}).get(f"GPU{other.gpu}")
+    link = document.links.get(f"GPU{member.gpu}", {}).get(f"GPU{other.gpu}")
     return link if link is not None and re.fullmatch(r"NV\d+", link) else None
 
 
@@ -100,7 +100,7 @@ def _entered(ranks: int, node_of: Callable[[int], str], connections: RankConnect
     """Yield nodes that a ring, or the first tree, enters more than once over the network: their adapters then carry the
     same data several times.
     """
-    network = {(one, other) for one, other, way in connections.pairs if _is_network(connections, way)}
+    network = {(rank, other) for rank, other, way in connections.pairs if _is_network(connections, way)}
     graphs = [
         ("ring", list(zip(ring, (*ring[1:], ring[0]), strict=True)))
         for ring in connections.rings
@@ -110,7 +110,7 @@ def _entered(ranks: int, node_of: Callable[[int], str], connections: RankConnect
     graphs.append(("tree", parents))
     most: dict[str, tuple[int, str]] = {}
     for kind, pairs in graphs:
-        entries = Counter(node_of(two) for one, two in pairs if network & {(one, two), (two, one)})
+        entries = Counter(node_of(end) for start, end in pairs if network & {(start, end), (end, start)})
         for node, number in entries.items():
             most[node] = max(most.get(node, (0, kind)), (number, kind))
     for node, (number, kind) in sorted(most.items()):
@@ -125,12 +125,12 @@ def _is_network(connections: RankConnections, way: int) -> bool:
 
 def active_ports(node: NodeFacts | None) -> dict[str, list[float]]:
     """Return the rates in Gbit/s of a node's active RDMA ports by device; 0 for an unknown rate."""
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     for device in (node.infiniband if node is not None else None) or ():
         for port in device.ports:
             if port.state == "ACTIVE":
-                found.setdefault(device.name, []).append(port.rate_gbit_per_s or 0.0)
-    return found
+                rates.setdefault(device.name, []).append(port.rate_gbit_per_s or 0.0)
+    return rates
 
 
 def nic_gb_per_s(node: NodeFacts) -> float | None:
@@ -139,44 +139,46 @@ def nic_gb_per_s(node: NodeFacts) -> float | None:
     return sum(rates) / 8 if rates and all(rates) else None
 
 
-def _sockets(places: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
+def _sockets(members: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
     by_node: dict[str, list[RankPlace]] = {}
-    for place in places:
-        if place.view.network is not None and _SOCKET.search(place.view.network) and active_ports(place.facts):
-            by_node.setdefault(place.node, []).append(place)
+    for member in members:
+        if member.view.network is not None and _SOCKET.search(member.view.network) and active_ports(member.facts):
+            by_node.setdefault(member.node, []).append(member)
     for name, several in by_node.items():
-        reasons = [one_line(text)[:200] for place in several for text in place.view.fallbacks]
+        reasons = [one_line(text)[:200] for member in several for text in member.view.fallbacks]
         why = f": {reasons[0]}" if reasons else ""
         text = f"NCCL falls back to TCP (NET/{one_line(str(several[0].view.network))}), and the node has active RDMA "
         text += f"ports{why}"
         yield name, finding("nodes.transport", Status.FAIL, "node", text, REMEDIES["nodes.transport"])
 
 
-def _direct(places: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
-    over_rdma = [place for place in places if (place.view.direct or place.view.staged) and not _by_socket(place)]
-    without = [place for place in over_rdma if not place.view.direct]
+def _direct(members: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
+    over_rdma = [member for member in members if (member.view.direct or member.view.staged) and not _by_socket(member)]
+    without = [member for member in over_rdma if not member.view.direct]
     if not without:
         return
     if len(without) == len(over_rdma):
-        for name in dict.fromkeys(place.node for place in without):
+        for name in dict.fromkeys(member.node for member in without):
             text = "no rank uses GPUDirect RDMA: messages are copied through the host's memory"
             yield name, finding("nodes.gpudirect", Status.WARN, "node", text, REMEDIES["nodes.gpudirect"])
         return
-    for place in without:
-        reason = next((one_line(text)[:200] for text in place.view.fallbacks if "GPU Direct" in text), None)
-        text = f"rank {place.rank} uses no GPUDirect RDMA, {len(over_rdma) - len(without)} of {len(over_rdma)} ranks do"
+    for member in without:
+        reason = next((one_line(text)[:200] for text in member.view.fallbacks if "GPU Direct" in text), None)
+        text = (
+            f"rank {member.rank} uses no GPUDirect RDMA, {len(over_rdma) - len(without)} of {len(over_rdma)} ranks do"
+        )
         text += f": {reason}" if reason else ""
-        yield place.node, finding("nodes.gpudirect", Status.FAIL, place.component, text, REMEDIES["nodes.gpudirect"])
+        yield member.node, finding("nodes.gpudirect", Status.FAIL, member.component, text, REMEDIES["nodes.gpudirect"])
 
 
-def _by_socket(place: RankPlace) -> bool:
-    return place.view.network is not None and _SOCKET.search(place.view.network) is not None
+def _by_socket(member: RankPlace) -> bool:
+    return member.view.network is not None and _SOCKET.search(member.view.network) is not None
 
 
-def _nvls(places: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
-    known = [place for place in places if place.view.nvls is not None]
-    using = {place.node for place in known if place.view.nvls}
-    without = {place.node for place in known} - using
+def _nvls(members: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
+    known = [member for member in members if member.view.nvls is not None]
+    using = {member.node for member in known if member.view.nvls}
+    without = {member.node for member in known} - using
     if not using or not without:
         return
     for name in sorted(without):
@@ -184,16 +186,16 @@ def _nvls(places: Sequence[RankPlace]) -> Iterator[tuple[str, Finding]]:
         yield name, finding("nodes.nvls", Status.WARN, "node", text, REMEDIES["nodes.nvls"])
 
 
-def _adapter(place: RankPlace) -> Iterator[tuple[str, Finding]]:
+def _adapter(member: RankPlace) -> Iterator[tuple[str, Finding]]:
     """Yield an adapter that is farther from its GPU than another active one."""
-    document = place.facts.topology.document if place.facts is not None and place.facts.topology else None
-    if document is None or place.gpu is None or place.view.relayed:
+    document = member.facts.topology.document if member.facts is not None and member.facts.topology else None
+    if document is None or member.gpu is None or member.view.relayed:
         return
-    row = document.links.get(f"GPU{place.gpu}", {})
+    row = document.links.get(f"GPU{member.gpu}", {})
     labels = {document.nic_names.get(label, label): label for label in document.nics}
     distance = {name: DISTANCES[row[label]] for name, label in labels.items() if row.get(label) in DISTANCES}
-    active = {name for name in distance if name in active_ports(place.facts)}
-    used = {name for several in place.view.adapters for name in several.split("+") if name in distance}
+    active = {name for name in distance if name in active_ports(member.facts)}
+    used = {name for several in member.view.adapters for name in several.split("+") if name in distance}
     if not active or not used:
         return
     nearest = min(active, key=lambda name: (distance[name], name))
@@ -202,7 +204,7 @@ def _adapter(place: RankPlace) -> Iterator[tuple[str, Finding]]:
             path = next(word for word, number in DISTANCES.items() if number == distance[name])
             near = next(word for word, number in DISTANCES.items() if number == distance[nearest])
             text = f"uses {name} {IN_WORDS[path]} ({path}); {nearest} is nearer ({near})"
-            yield place.node, finding("nodes.adapter", Status.WARN, place.component, text, REMEDIES["nodes.adapter"])
+            yield member.node, finding("nodes.adapter", Status.WARN, member.component, text, REMEDIES["nodes.adapter"])
 
 
 REMEDIES = {
@@ -249,7 +251,7 @@ def shape_together(nodes: Sequence[NodeFacts]) -> Shape | None:
     if not nodes or any(node.simulated for node in nodes):
         return None
     sums = [nic_gb_per_s(node) for node in nodes]
-    known = [one for one in sums if one is not None]
+    known = [total for total in sums if total is not None]
     rate = min(known) if len(known) == len(nodes) else None
     return dataclasses.replace(shape_of(nodes[0]), network_gb_per_s=rate)
 
@@ -279,8 +281,8 @@ def rate_finding(name: str, rates: CollectiveRates, shape: Shape, expect: Expect
     metric = f"fabric_{name.replace('-', '_')}_busbw"
     algorithm = "nvls" if "NVLS" in rates.kinds else None
     figure = Figure(metric, busbw, Where(ranks=rates.ranks, nodes=rates.nodes), size, algorithm)
-    what = f"{name} over {rates.ranks} ranks, {size / 2**20:.0f} MiB"
-    result = judged(figure, shape, expect, "node", what=what)
+    subject = f"{name} over {rates.ranks} ranks, {size / 2**20:.0f} MiB"
+    result = judged(figure, shape, expect, "node", what=subject)
     return Finding(
         check="nodes.busbw",
         status=result.status,

@@ -52,12 +52,12 @@ def plan(nodes: Mapping[str, NodeFacts]) -> list[dict[str, tuple[str, tuple[str,
     for number, pairs in enumerate(all_rounds(list(range(len(names))))):
         if number == ROUNDS:
             break
-        found = {}
-        for one, other in pairs:
-            shared = tuple(sorted(with_ports[names[one]] & with_ports[names[other]]))
+        servers = {}
+        for server, client in pairs:
+            shared = tuple(sorted(with_ports[names[server]] & with_ports[names[client]]))
             if shared:
-                found[names[one]] = (names[other], shared)
-        rounds.append(found)
+                servers[names[server]] = (names[client], shared)
+        rounds.append(servers)
     return rounds
 
 
@@ -69,13 +69,13 @@ def findings_of(
     """Yield the verdict on each node's ports. ``counters``: how much errors increased meanwhile, by node and name."""
     slow: dict[tuple[str, str], list[tuple[PortPair, PortMeasurement]]] = {}
     fast: set[tuple[str, str]] = set()
-    latencies = [one.latency_us for _, one in measured if one.latency_us is not None]
+    latencies = [reading.latency_us for _, reading in measured if reading.latency_us is not None]
     usual_us = median(latencies) if latencies else None
-    for pair, one in measured:
+    for pair, reading in measured:
         ends = [(pair.node, pair.device), (pair.partner, pair.device)]
-        if _slow(pair, one, nodes, usual_us):
+        if _slow(pair, reading, nodes, usual_us):
             for end in ends:
-                slow.setdefault(end, []).append((pair, one))
+                slow.setdefault(end, []).append((pair, reading))
         else:
             fast.update(ends)
     # A port that is in time with another partner is not the cause.
@@ -87,9 +87,9 @@ def findings_of(
         if all((partner, device) in bad and len(bad[partner, device]) > len(several) for partner in partners):
             continue
         explained.add(end)
-        one = min(several, key=lambda item: item[1].gbit_per_s or 0.0)[1]
-        text = f"{_rate(one, node, device, nodes)} with {fold(partners)}"
-        yield node, _finding(Status.FAIL, device, text, one, nodes.get(node))
+        reading = min(several, key=lambda item: item[1].gbit_per_s or 0.0)[1]
+        text = f"{_rate(reading, node, device, nodes)} with {fold(partners)}"
+        yield node, _finding(Status.FAIL, device, text, reading, nodes.get(node))
     for node, increased in sorted(counters.items()):
         if increased:
             rows = listed([f"{name} +{number}" for name, number in sorted(increased.items())], most=5)
@@ -97,36 +97,36 @@ def findings_of(
             yield node, finding("nodes.ports-errors", Status.WARN, "node", text, REMEDY)
     named = {node for node, _ in explained}
     for node in sorted({end for pair, _ in measured for end in (pair.node, pair.partner)} - named):
-        own = [one for pair, one in measured if node in (pair.node, pair.partner)]
-        rates = [one.gbit_per_s for one in own if one.gbit_per_s is not None]
+        readings = [reading for pair, reading in measured if node in (pair.node, pair.partner)]
+        rates = [reading.gbit_per_s for reading in readings if reading.gbit_per_s is not None]
         slowest = f", the slowest at {min(rates):.4g} Gbit/s" if rates else ""
         delay = f", {usual_us:.3g} us" if usual_us is not None else ""
-        text = f"{counted(len(own), 'measurement')} of its ports by perftest in time{slowest}{delay}"
+        text = f"{counted(len(readings), 'measurement')} of its ports by perftest in time{slowest}{delay}"
         yield node, finding("nodes.rdma", Status.PASS, "node", text)
 
 
-def _slow(pair: PortPair, one: PortMeasurement, nodes: Mapping[str, NodeFacts], usual_us: float | None) -> bool:
-    if one.error is not None or one.gbit_per_s is None:
+def _slow(pair: PortPair, reading: PortMeasurement, nodes: Mapping[str, NodeFacts], usual_us: float | None) -> bool:
+    if reading.error is not None or reading.gbit_per_s is None:
         return True
     least = min((_port_rate(nodes.get(node), pair.device) for node in (pair.node, pair.partner)), default=0.0)
-    if one.gbit_per_s < SHARE * least:
+    if reading.gbit_per_s < SHARE * least:
         return True
     late_us = None if usual_us is None else max(LATENCY_FACTOR * usual_us, usual_us + LATENCY_LEAST_US)
-    return late_us is not None and one.latency_us is not None and one.latency_us > late_us
+    return late_us is not None and reading.latency_us is not None and reading.latency_us > late_us
 
 
 def _port_rate(node: NodeFacts | None, device: str) -> float:
     return max(active_ports(node).get(device, [0.0]))
 
 
-def _rate(one: PortMeasurement, node: str, device: str, nodes: Mapping[str, NodeFacts]) -> str:
-    if one.error is not None or one.gbit_per_s is None:
-        return f"ib_write_bw failed: {one.error or 'no rate'}"
-    delay = "" if one.latency_us is None else f", {one.latency_us:.3g} us"
-    return f"{one.gbit_per_s:.4g} of {_port_rate(nodes.get(node), device):.4g} Gbit/s{delay}"
+def _rate(reading: PortMeasurement, node: str, device: str, nodes: Mapping[str, NodeFacts]) -> str:
+    if reading.error is not None or reading.gbit_per_s is None:
+        return f"ib_write_bw failed: {reading.error or 'no rate'}"
+    delay = "" if reading.latency_us is None else f", {reading.latency_us:.3g} us"
+    return f"{reading.gbit_per_s:.4g} of {_port_rate(nodes.get(node), device):.4g} Gbit/s{delay}"
 
 
-def _finding(status: Status, device: str, text: str, one: PortMeasurement, node: NodeFacts | None) -> Finding:
+def _finding(status: Status, device: str, text: str, reading: PortMeasurement, node: NodeFacts | None) -> Finding:
     expected = round(SHARE * _port_rate(node, device), 1) or None
     return Finding(
         check="nodes.rdma",
@@ -134,7 +134,7 @@ def _finding(status: Status, device: str, text: str, one: PortMeasurement, node:
         component=device,
         message=text,
         expected=expected,
-        measured=one.gbit_per_s,
+        measured=reading.gbit_per_s,
         unit="Gbit/s",
         source=SOURCE,
         remedy=REMEDY,

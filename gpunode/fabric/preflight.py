@@ -46,19 +46,20 @@ class Meeting:
 
 def usable(hello: Hello, interface: str | None) -> list[InterfaceAddress]:
     """Return the addresses over which other nodes may reach this one."""
-    found = [
-        one
-        for one in hello.addresses
-        if not ipaddress.ip_address(one.address).is_loopback and not ipaddress.ip_address(one.address).is_link_local
+    addresses = [
+        address
+        for address in hello.addresses
+        if not ipaddress.ip_address(address.address).is_loopback
+        and not ipaddress.ip_address(address.address).is_link_local
     ]
     if interface is not None:
-        return [one for one in found if one.interface == interface]
-    return [one for one in found if not VIRTUAL.match(one.interface)]
+        return [address for address in addresses if address.interface == interface]
+    return [address for address in addresses if not VIRTUAL.match(address.interface)]
 
 
-def network(one: InterfaceAddress) -> str:
+def network(address: InterfaceAddress) -> str:
     """Return the network of an address."""
-    return str(ipaddress.ip_network(f"{one.address}/{one.prefix}", strict=False))
+    return str(ipaddress.ip_network(f"{address.address}/{address.prefix}", strict=False))
 
 
 def chosen_addresses(nodes: Sequence[Ready], interface: str | None) -> dict[str, InterfaceAddress]:
@@ -67,10 +68,13 @@ def chosen_addresses(nodes: Sequence[Ready], interface: str | None) -> dict[str,
     A node without a usable address is left out.
     """
     candidates = {node.name: usable(node.hello, interface) for node in nodes}
-    shared = Counter(net for several in candidates.values() for net in {network(one) for one in several})
-    names = Counter(name for several in candidates.values() for name in {one.interface for one in several})
+    shared = Counter(net for several in candidates.values() for net in {network(address) for address in several})
+    names = Counter(name for several in candidates.values() for name in {address.interface for address in several})
     return {
-        name: max(several, key=lambda one: (one.speed_mbit_per_s or 0, shared[network(one)], names[one.interface]))
+        name: max(
+            several,
+            key=lambda address: (address.speed_mbit_per_s or 0, shared[network(address)], names[address.interface]),
+        )
         for name, several in candidates.items()
         if several
     }
@@ -89,14 +93,14 @@ def all_ports() -> list[int]:
 def dial_plan(names: Sequence[str]) -> dict[str, list[str]]:
     """Return which nodes each node dials: a few nodes all others; of many each log2(n), and all the first one."""
     numbers = list(range(len(names)))
-    found: dict[str, set[str]] = {name: set() for name in names}
+    dials: dict[str, set[str]] = {name: set() for name in names}
     for pairs in all_rounds(numbers) if len(names) <= FEW else halves(numbers):
-        for one, other in pairs:
-            found[names[one]].add(names[other])
-            found[names[other]].add(names[one])
+        for number, other in pairs:
+            dials[names[number]].add(names[other])
+            dials[names[other]].add(names[number])
     for name in names[1:]:
-        found[name].add(names[0])
-    return {name: sorted(others) for name, others in found.items()}
+        dials[name].add(names[0])
+    return {name: sorted(others) for name, others in dials.items()}
 
 
 def finding(check: str, status: Status, component: str, message: str, remedy: str | None = None) -> Finding:
@@ -106,7 +110,7 @@ def finding(check: str, status: Status, component: str, message: str, remedy: st
 
 def own_findings(node: Ready) -> Iterator[Finding]:
     """Yield what is wrong with a node by itself: its name, its ports."""
-    loopback = [one for one in node.hello.resolved if one.startswith("127.")]
+    loopback = [address for address in node.hello.resolved if address.startswith("127.")]
     name = node.hello.hostname
     if loopback:
         yield finding(
@@ -134,30 +138,30 @@ def own_findings(node: Ready) -> Iterator[Finding]:
 
 def differences(nodes: Sequence[Ready]) -> dict[str, list[Finding]]:
     """Return, by node, how it differs from most of them: GPU model, driver, image, clock."""
-    found: dict[str, list[Finding]] = {node.name: [] for node in nodes}
+    findings: dict[str, list[Finding]] = {node.name: [] for node in nodes}
     if not nodes:
-        return found
+        return findings
     rows = (
         ("nodes.models", "GPU model", {node.name: node.gpu_model for node in nodes}, Status.WARN),
         ("nodes.driver", "driver", {node.name: node.driver for node in nodes}, Status.WARN),
         ("nodes.image", "container image", {node.name: node.image for node in nodes}, Status.FAIL),
     )
-    for check, what, values, status in rows:
+    for check, label, values, status in rows:
         counts = Counter(values.values())
         if len(counts) < 2:
             continue
         usual, number = counts.most_common(1)[0]
         for name, value in values.items():
             if value != usual:
-                text = f"{what} {value or 'none'}, {number} of {len(nodes)} nodes have {usual or 'none'}"
-                found[name].append(finding(check, status, "node", text, REMEDIES[check]))
+                text = f"{label} {value or 'none'}, {number} of {len(nodes)} nodes have {usual or 'none'}"
+                findings[name].append(finding(check, status, "node", text, REMEDIES[check]))
     usual_s = median(node.clock_offset_s for node in nodes)
     for node in nodes:
         off = node.clock_offset_s - usual_s
         if abs(off) > CLOCK_WARN_S + node.clock_error_s:
             text = f"the clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'} of the other nodes'"
-            found[node.name].append(finding("nodes.clock", Status.WARN, "node", text, REMEDIES["nodes.clock"]))
-    return found
+            findings[node.name].append(finding("nodes.clock", Status.WARN, "node", text, REMEDIES["nodes.clock"]))
+    return findings
 
 
 REMEDIES = {
@@ -183,19 +187,19 @@ class Dialed:
 def judged_dials(meeting: Meeting, dials: Mapping[str, Mapping[str, Reached]]) -> Dialed:
     """Return what is wrong between nodes, attributed to as few nodes as possible."""
     failed = {
-        (one, other): reached.tcp
-        for one, others in dials.items()
+        (dialer, other): reached.tcp
+        for dialer, others in dials.items()
         for other, reached in others.items()
         if reached.tcp is not None
     }
     small = {
-        (one, other): reached.mtu
-        for one, others in dials.items()
+        (dialer, other): reached.mtu
+        for dialer, others in dials.items()
         for other, reached in others.items()
-        if reached.tcp is None and reached.mtu is not None and reached.mtu < _expected_mtu(meeting, one, other)
+        if reached.tcp is None and reached.mtu is not None and reached.mtu < _expected_mtu(meeting, dialer, other)
     }
     findings: dict[str, list[Finding]] = {}
-    tried = Counter(name for one, others in dials.items() for other in others for name in (one, other))
+    tried = Counter(name for dialer, others in dials.items() for other in others for name in (dialer, other))
     unreachable = []
     for name, pairs in _covered(list(failed), tried):
         unreachable.append(name)
@@ -211,7 +215,7 @@ def judged_dials(meeting: Meeting, dials: Mapping[str, Mapping[str, Reached]]) -
             f"the interfaces' MTU is {_expected_mtu(meeting, *pairs[0])}"
         )
         findings.setdefault(name, []).append(finding("nodes.mtu", Status.FAIL, "node", text, REMEDIES["nodes.mtu"]))
-    sizes = {name: one.mtu for name, one in meeting.addresses.items() if one.mtu is not None}
+    sizes = {name: address.mtu for name, address in meeting.addresses.items() if address.mtu is not None}
     counts = Counter(sizes.values())
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
@@ -224,14 +228,14 @@ def judged_dials(meeting: Meeting, dials: Mapping[str, Mapping[str, Reached]]) -
     return Dialed(findings, tuple(unreachable))
 
 
-def _expected_mtu(meeting: Meeting, one: str, other: str) -> int:
-    sizes = [meeting.addresses[name].mtu or ETHERNET_MTU for name in (one, other)]
+def _expected_mtu(meeting: Meeting, dialer: str, other: str) -> int:
+    sizes = [meeting.addresses[name].mtu or ETHERNET_MTU for name in (dialer, other)]
     return min(*sizes, LARGEST)
 
 
 def _where(meeting: Meeting, name: str) -> str:
-    one = meeting.addresses[name]
-    return f"{one.interface} ({one.address})"
+    address = meeting.addresses[name]
+    return f"{address.interface} ({address.address})"
 
 
 def _covered(pairs: list[tuple[str, str]], tried: Counter[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -239,7 +243,7 @@ def _covered(pairs: list[tuple[str, str]], tried: Counter[str]) -> Iterator[tupl
     left = list(pairs)
     while left:
         counts = Counter(name for pair in left for name in pair)
-        name = max(sorted(counts), key=lambda one: (counts[one], counts[one] / max(1, tried[one])))
-        own = [pair for pair in left if name in pair]
-        yield name, own
+        name = max(sorted(counts), key=lambda node: (counts[node], counts[node] / max(1, tried[node])))
+        covered = [pair for pair in left if name in pair]
+        yield name, covered
         left = [pair for pair in left if name not in pair]

@@ -150,10 +150,10 @@ class FabricRun:
         for step in steps:
             step.leave(name)
 
-    def add(self, name: str, one: Finding) -> None:
+    def add(self, name: str, outcome: Finding) -> None:
         """Add a finding of a node."""
         with self._lock:
-            self.result.findings.setdefault(name, []).append(one)
+            self.result.findings.setdefault(name, []).append(outcome)
 
     def member(
         self, name: str, transport: Transport, node: NodeFacts, progress: Callable[[str], None], deadline: float
@@ -186,7 +186,7 @@ class FabricRun:
             return
         group, nodes = plan
         first = self._firsts[name]
-        seats = seats_of(group, first, ranks, sum(one.ranks for one in nodes), len(nodes))
+        seats = seats_of(group, first, ranks, sum(ready.ranks for ready in nodes), len(nodes))
         settings = {"interface": meeting.addresses[name].interface, "user_site": not self._request.in_container}
         settings["fabric"] = {**group.settings["fabric"], "node": name}
         member = Member(transport, ranks, devices, settings, rdma=bool(node.rdma_nodes))
@@ -211,7 +211,7 @@ class FabricRun:
                 self._outputs[first].stop()
 
         ranks = missing & set(range(self.result.ranks))
-        for first in {max(one for one in self._outputs if one <= rank) for rank in ranks}:
+        for first in {max(start for start in self._outputs if start <= rank) for rank in ranks}:
             timer = threading.Timer(self._request.rank_limit_s, stop, (first,))
             timer.daemon = True
             timer.start()
@@ -220,9 +220,9 @@ class FabricRun:
         self, transport: Transport, node: NodeFacts, use: gpus.Use, progress: Callable[[str], None], deadline: float
     ) -> tuple[Devices, str]:
         """Return the devices for the container, and the id of the image, which is on the node then."""
-        with engine.found(transport, deadline) as found:
-            devices = devices_for(found, use, node)
-            with found.within(self._request.image_limit_s, "--image-timeout") as bringing:
+        with engine.found(transport, deadline) as node_engine:
+            devices = devices_for(node_engine, use, node)
+            with node_engine.within(self._request.image_limit_s, "--image-timeout") as bringing:
                 return devices, provide(bringing, self._request.image(node), self._request.file, progress).id
 
     # --- before the ranks
@@ -250,22 +250,22 @@ class FabricRun:
                 offset_s,
                 error_s,
             )
-            for one in own_findings(ready):
-                self.add(name, one)
+            for outcome in own_findings(ready):
+                self.add(name, outcome)
             self._ready.put(name, ready)
             nodes = self._ready.values(self._login_limit_s + STEP_S)
             meeting = self._meeting_of(nodes)
             if name not in meeting.addresses:
-                what = f"interface {self._request.interface}" if self._request.interface else "a usable interface"
-                raise LaunchFailure("address", f"no IPv4 address on {what}: name one with --interface")
+                interface = f"interface {self._request.interface}" if self._request.interface else "a usable interface"
+                raise LaunchFailure("address", f"no IPv4 address on {interface}: name one with --interface")
             peers = [
                 [other, meeting.addresses[other].address, nodes[other].hello.port, meeting.addresses[name].mtu]
                 for other in dial_plan(sorted(meeting.addresses))[name]
             ]
-            found = lines.ask({"dial": peers})["dialed"]
+            dialed = lines.ask({"dial": peers})["dialed"]
             expected = {str(peer[0]) for peer in peers}
             self._dialed.put(
-                name, {other: Reached.model_validate(one) for other, one in found.items() if other in expected}
+                name, {other: Reached.model_validate(answer) for other, answer in dialed.items() if other in expected}
             )
             self._dialed.values(STEP_S)
             self._measure_ports(name, lines, meeting, nodes)
@@ -281,28 +281,28 @@ class FabricRun:
     def _measure_ports(self, name: str, lines: "Lines", meeting: Meeting, nodes: Mapping[str, Ready]) -> None:
         """Measure the node's RDMA ports with those of other nodes, where perftest is installed."""
         rounds = self._planned_ports(meeting, nodes)
-        taking = {one for found in rounds for server, (client, _) in found.items() for one in (server, client)}
+        taking = {node for servers in rounds for server, (client, _) in servers.items() for node in (server, client)}
         if name not in taking:
             return
         before = _numbers(lines.ask({"counters": 1}).get("counters"))
-        for number, found in enumerate(rounds):
+        for number, servers in enumerate(rounds):
             served: dict[str, list[int]] = {}
-            if name in found:
-                devices = [[device, self._gid(name, device)] for device in found[name][1]]
-                served = {str(key): [int(one) for one in value] for key, value in _pairs(lines, {"serve": devices})}
+            if name in servers:
+                devices = [[device, self._gid(name, device)] for device in servers[name][1]]
+                served = {str(key): [int(port) for port in value] for key, value in _pairs(lines, {"serve": devices})}
             self._served[number].put(name, served)
             known = self._served[number].values(STEP_S)
-            for server, (client, devices_of) in found.items():
+            for server, (client, devices_of) in servers.items():
                 if client == name and known.get(server):
                     rows = [
                         [device, self._gid(name, device), known[server][device]]
                         for device in devices_of
                         if len(known[server].get(device, ())) == len(ports_.PROGRAMS)
                     ]
-                    asked = {"host": meeting.addresses[server].address, "devices": rows}
-                    for device, one in _pairs(lines, {"measure": asked}):
+                    partner = {"host": meeting.addresses[server].address, "devices": rows}
+                    for device, answer in _pairs(lines, {"measure": partner}):
                         if device in devices_of:
-                            measured = PortMeasurement.model_validate(one)
+                            measured = PortMeasurement.model_validate(answer)
                             with self._lock:
                                 self._ports.append((PortPair(server, name, device), measured))
             self._tried[number].put(name, None)
@@ -328,11 +328,11 @@ class FabricRun:
 
     def _gid(self, name: str, device: str) -> int | None:
         """Return the index of a device's RoCE v2 address; None for InfiniBand."""
-        for one in self._facts[name].infiniband or ():
-            for port in one.ports if one.name == device else ():
-                found = [gid.index for gid in port.gids if gid.type == "RoCE v2" and gid.ipv4]
-                if port.link_layer == "Ethernet" and found:
-                    return found[0]
+        for adapter in self._facts[name].infiniband or ():
+            for port in adapter.ports if adapter.name == device else ():
+                indices = [gid.index for gid in port.gids if gid.type == "RoCE v2" and gid.ipv4]
+                if port.link_layer == "Ethernet" and indices:
+                    return indices[0]
         return None
 
     def _meeting_of(self, nodes: Mapping[str, Ready]) -> Meeting:
@@ -362,7 +362,11 @@ class FabricRun:
         for name, several in verdict.findings.items():
             result.findings.setdefault(name, []).extend(several)
         bad = set(verdict.unreachable)
-        bad |= {name for name, several in result.findings.items() if any(one.status is Status.FAIL for one in several)}
+        bad |= {
+            name
+            for name, several in result.findings.items()
+            if any(outcome.status is Status.FAIL for outcome in several)
+        }
         left = [nodes[name] for name in dials if name not in bad or (self._request.force and name in dials)]
         with_gpu = [node for node in left if node.gpu_model is not None]
         if with_gpu:
@@ -409,8 +413,8 @@ class FabricRun:
         """Return the result, after all members."""
         records = {first: output.records for first, output in self._outputs.items()}
         self.result.records = joined(records, self._failures)
-        for name, one in ports_.findings_of(self._ports, self._errors, self._facts):
-            self.add(name, one)
+        for name, outcome in ports_.findings_of(self._ports, self._errors, self._facts):
+            self.add(name, outcome)
         self.result.seconds = round(time.monotonic() - self._started, 1)
         return self.result
 
@@ -442,15 +446,15 @@ class Lines:
 
 def _pairs(lines: Lines, request: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the rows of the only value of an answer. Raises TypeError."""
-    (found,) = lines.ask(request).values()
-    return list(found.items())
+    (rows,) = lines.ask(request).values()
+    return list(rows.items())
 
 
-def _numbers(given: Any) -> dict[str, int]:
+def _numbers(counters: Any) -> dict[str, int]:
     """Return the counters in a node's answer, those of a few hundred ports at most."""
-    found = given.items() if isinstance(given, dict) else ()
+    pairs = counters.items() if isinstance(counters, dict) else ()
     return {
-        str(key)[:100]: value for key, value in list(found)[:10_000] if isinstance(value, int) and abs(value) < 2**64
+        str(key)[:100]: value for key, value in list(pairs)[:10_000] if isinstance(value, int) and abs(value) < 2**64
     }
 
 
@@ -459,12 +463,12 @@ def _clock(lines: Lines) -> tuple[float, float]:
     best = (0.0, float("inf"))
     for _ in range(CLOCK_TRIES):
         before = time.time()
-        there = float(lines.ask({"clock": 1})["clock"])
+        clock = float(lines.ask({"clock": 1})["clock"])
         after = time.time()
-        if not math.isfinite(there):
-            raise ValueError(f"a clock at {there}")
+        if not math.isfinite(clock):
+            raise ValueError(f"a clock at {clock}")
         if after - before < best[1]:
-            best = (there - (before + after) / 2, after - before)
+            best = (clock - (before + after) / 2, after - before)
     return best
 
 

@@ -85,8 +85,8 @@ class StarterRequest:
 
 def command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[str]:
     """Return the command that starts the ranks from here; it reads the payload from stdin."""
-    given = ["--input=all"] if starter == "slurm" else ["--stdin", "all"]
-    return [*_started(starter, request, request.limit_s), *given, request.python, "-I", "-", *request.words()]
+    stdin = ["--input=all"] if starter == "slurm" else ["--stdin", "all"]
+    return [*_started(starter, request, request.limit_s), *stdin, request.python, "-I", "-", *request.words()]
 
 
 def nccl_tests_command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[str]:

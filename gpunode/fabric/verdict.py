@@ -58,10 +58,10 @@ class FabricVerdict:
     findings: dict[str, list[Finding]] = field(default_factory=dict)
     report: FabricReport | None = None
 
-    def add(self, names: Iterable[str], one: Finding) -> None:
+    def add(self, names: Iterable[str], outcome: Finding) -> None:
         """Add a finding to nodes."""
         for name in names:
-            self.findings.setdefault(name, []).append(one)
+            self.findings.setdefault(name, []).append(outcome)
 
 
 def verdict_of(  # noqa: PLR0913
@@ -162,9 +162,9 @@ def matrix_of(links: FabricValues) -> PairMatrix | None:
     if not 1 < size <= MOST_NODES:
         return None
     rows: list[list[float | None]] = [[None] * size for _ in range(size)]
-    for one, other, rate in links.pairs:
-        if one < size and other < size:
-            rows[one][other] = rows[other][one] = 0.0 if rate is None else rate
+    for row, column, rate in links.pairs:
+        if row < size and column < size:
+            rows[row][column] = rows[column][row] = 0.0 if rate is None else rate
     return PairMatrix(
         title="exchange",
         origin="fabric.links",
@@ -191,9 +191,9 @@ def _links(
     for rank in range(links.ranks):
         ranks.setdefault(links.node_of(rank), []).append(rank)
     for cause in links.causes:
-        names, one = _of_cause(cause, links, ranks)
+        names, outcome = _of_cause(cause, links, ranks)
         suspects |= set(names)
-        verdict.add(names, one)
+        verdict.add(names, outcome)
     reason = _reason(record)
     if reason is not None:
         known = {rank for cause in links.causes for rank in cause.ranks if cause.kind == "stopped"}
@@ -202,8 +202,8 @@ def _links(
                 name = rank_names[rank] if rank < len(rank_names) else links.node_of(rank)
                 suspects.add(name)
                 text = f"rank {rank} stopped first: {reason}"
-                one = finding(CHECKS["stopped"], Status.FAIL, "node", text, REMEDIES["stopped"])
-                verdict.add([name], one)
+                outcome = finding(CHECKS["stopped"], Status.FAIL, "node", text, REMEDIES["stopped"])
+                verdict.add([name], outcome)
         text = f"no verdict on the links: {reason}"
         verdict.add(
             [name for name in nodes if name not in suspects], finding("nodes.links", Status.ERROR, "node", text)
@@ -222,7 +222,7 @@ def _links(
             verdict.add([name], finding("nodes.links", Status.ERROR, "node", text))
             continue
         text = f"exchanges with {counted(len(rates[name]), 'node')} in time{usually}"
-        verdict.add([name], _exchange(links, [one for one in rates[name] if one], text, name, run))
+        verdict.add([name], _exchange(links, [rate for rate in rates[name] if rate], text, name, run))
 
 
 def _exchange(links: FabricValues, rates: list[float], text: str, name: str, run: _Run) -> Finding:
@@ -243,12 +243,12 @@ def _exchange(links: FabricValues, rates: list[float], text: str, name: str, run
 def _of_cause(cause: SuspectValues, links: FabricValues, ranks: Mapping[str, list[int]]) -> tuple[list[str], Finding]:
     """Return the nodes of a cause, and its finding. ``ranks``: of each node."""
     names = sorted({links.node_of(rank) for rank in cause.ranks})
-    own = ranks.get(names[0], []) if len(cause.ranks) == 1 else []
-    component = f"rank {own.index(cause.ranks[0])}" if own and cause.ranks[0] in own else "node"
+    node_ranks = ranks.get(names[0], []) if len(cause.ranks) == 1 else []
+    component = f"rank {node_ranks.index(cause.ranks[0])}" if node_ranks and cause.ranks[0] in node_ranks else "node"
     how = "failed" if cause.share is None else f"reached {cause.share:.0%} of the usual rate"
     how += ", with wrong data" if cause.corrupt else ""
     how += "; small messages arrive, large ones do not: compare the MTU on the path" if cause.only_large else ""
-    what = {
+    text = {
         "gpu": f"computes at {cause.share or 0:.0%} of the other ranks' rate, alone",
         "rank": f"its exchanges with {cause.partners} nodes {how}; these nodes are in time with others",
         "node": f"all its exchanges with {cause.partners} nodes {how}; these nodes are in time with others",
@@ -260,9 +260,9 @@ def _of_cause(cause: SuspectValues, links: FabricValues, ranks: Mapping[str, lis
         "stopped": f"rank {cause.ranks[0] if cause.ranks else '?'} stopped first: the others waited for it in vain",
     }.get(cause.kind, f"{one_line(cause.kind)} {how}")
     if cause.kind == "link" and len(links.names) == LONE_PAIR:
-        what = f"exchanges between {fold(names)} {how}; a third node would show which of both it is"
+        text = f"exchanges between {fold(names)} {how}; a third node would show which of both it is"
     status = Status.FAIL if cause.confirmed or cause.share is None else Status.WARN
-    message = what if cause.confirmed or status is Status.FAIL else f"{what}; not confirmed"
+    message = text if cause.confirmed or status is Status.FAIL else f"{text}; not confirmed"
     return names, finding(
         CHECKS.get(cause.kind, "nodes.link"), status, component, message, REMEDIES.get(cause.kind, REMEDIES["link"])
     )
@@ -289,8 +289,8 @@ def _collective(
         text = f"{name}: {wrong} wrong elements over {rates.ranks} ranks"
         verdict.add(nodes, finding("nodes.collectives", Status.FAIL, "node", text, "Run it in halves of the nodes."))
     if name == "all-reduce" and rates.backend == "nccl":
-        for node, one in nccl_view.view_findings(rates.views, run.node_of, run.facts, rates.connections):
-            verdict.add([node], one)
+        for node, outcome in nccl_view.view_findings(rates.views, run.node_of, run.facts, rates.connections):
+            verdict.add([node], outcome)
         known = [run.facts[node] for node in nodes if node in run.facts]
         if not rates.views and "socket" in rates.kinds and any(map(nccl_view.active_ports, known)):
             text = "NCCL falls back to TCP (NET/Socket), and the nodes have active RDMA ports"
