@@ -98,7 +98,7 @@ def advise(node: NodeFacts) -> NodeAdvice:
         host=node.host,
         simulated=node.simulated,
         gpus=kinds or "no GPU reported",
-        advice=tuple(one for part in PARTS for one in part(node)),
+        advice=tuple(advice for part in PARTS for advice in part(node)),
     )
 
 
@@ -109,14 +109,14 @@ def _url(key: str) -> str:
 
 def _measured(node: NodeFacts, name: str, kind: type[AnyValues], device: str = "cuda") -> list[AnyValues]:
     """Return the values of the records of a name that ran on the device."""
-    found = []
+    measured = []
     for record in node.records or ():
         if record.record != name or record.device != device or record.error or record.skipped or record.undetermined:
             continue
         values = values_of(record, kind)
         if not isinstance(values, str):
-            found.append(values)
-    return found
+            measured.append(values)
+    return measured
 
 
 def _key_numbers(node: NodeFacts) -> Iterator[Advice]:
@@ -202,13 +202,13 @@ def _decoding(node: NodeFacts) -> Iterator[Advice]:
         title="decoding of images",
         advice="If workers wait for the processor: torchvision.transforms.v2 on uint8 tensors, decode_jpeg on the GPU, "
         "or DALI. Pillow-SIMD and its compiler flags are outdated",
-        numbers=tuple(f"DALI {one.version} ran on this node's GPU (frameworks.dali)" for one in dali[:1]),
+        numbers=tuple(f"DALI {run.version} ran on this node's GPU (frameworks.dali)" for run in dali[:1]),
         source=f"{_url('tv_v2')}, {_url('tv_jpeg')}",
     )
 
 
 def _storage(node: NodeFacts) -> Iterator[Advice]:
-    jobs = [(one.directory, job) for one in _measured(node, "storage.fio", FioValues, device="cpu") for job in one.jobs]
+    jobs = [(run.directory, job) for run in _measured(node, "storage.fio", FioValues, device="cpu") for job in run.jobs]
     numbers = tuple(
         f"{directory}: {job.pattern} {job.bandwidth_gb_per_s:.2g} GB/s in blocks of {int(job.block_bytes) // 1024} KiB"
         " (storage.fio)"
@@ -228,8 +228,8 @@ def _storage(node: NodeFacts) -> Iterator[Advice]:
 
 def _pinning(node: NodeFacts) -> Iterator[Advice]:
     gains = []
-    for one in _measured(node, "copy.host", HostCopyValues):
-        copies = [copy for copy in one.copies if copy.direction == "host_to_device"]
+    for run in _measured(node, "copy.host", HostCopyValues):
+        copies = [copy for copy in run.copies if copy.direction == "host_to_device"]
         pinned = max((copy.bandwidth_gb_per_s for copy in copies if copy.pinned), default=0.0)
         pageable = max((copy.bandwidth_gb_per_s for copy in copies if not copy.pinned), default=0.0)
         if pinned and pageable:
@@ -252,27 +252,27 @@ def _pinning(node: NodeFacts) -> Iterator[Advice]:
 
 def _rates(node: NodeFacts) -> dict[str, float]:
     """Return TFLOP/s by format: the median of the GPUs."""
-    found = {}
+    medians = {}
     for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8", "int8"):
-        rates = [one.tflops for one in _measured(node, f"gemm.{dtype}", GemmValues)]
+        rates = [run.tflops for run in _measured(node, f"gemm.{dtype}", GemmValues)]
         if rates:
-            found[dtype] = median(rates)
-    return found
+            medians[dtype] = median(rates)
+    return medians
 
 
 def _capability(node: NodeFacts) -> Version | None:
     """Return the lowest compute capability of the node's GPUs; None if one is unknown."""
     kernels = _measured(node, "gpus.kernel", KernelValues)
-    found = [Version(one.compute_capability) for one in kernels if one.compute_capability]
-    if found:
-        return min(found)
+    capabilities = [Version(kernel.compute_capability) for kernel in kernels if kernel.compute_capability]
+    if capabilities:
+        return min(capabilities)
     for device in node.gpus_on_bus or ():
         match = load().gpu_by_pci(device.pci_id, device.subsystem_id)
         known = {gpu.capability for gpu in match.gpus} if match else set()
         if len(known) != 1:
             return None
-        found += known
-    return min(found, default=None)
+        capabilities += known
+    return min(capabilities, default=None)
 
 
 AUTOCAST = {
@@ -334,7 +334,7 @@ def _precision(node: NodeFacts) -> Iterator[Advice]:
 def _memory(node: NodeFacts) -> Iterator[Advice]:
     measured = _measured(node, "frameworks.memory", MemoryValues)
     if measured:
-        mib = min(one.free_mib for one in measured)
+        mib = min(run.free_mib for run in measured)
         total = measured[0].total_mib / 1024
         number = f"{mib / 1024:.1f} of {total:.1f} GiB are free in a process with PyTorch (frameworks.memory)"
     else:
@@ -371,10 +371,10 @@ def _code(node: NodeFacts) -> Iterator[Advice]:
         advice="torch.compile(model); the first steps compile. Keep TORCHINDUCTOR_CACHE_DIR on a local disk between "
         "runs. TensorFlow: tf.function(jit_compile=True)",
         numbers=tuple(
-            f"a small function compiled in {one.compile_seconds:.1f} s on this node"
-            + (f", in {one.cached_seconds:.1f} s with the cache of another process" if one.cached_seconds else "")
+            f"a small function compiled in {run.compile_seconds:.1f} s on this node"
+            + (f", in {run.cached_seconds:.1f} s with the cache of another process" if run.cached_seconds else "")
             + " (frameworks.compile)"
-            for one in compiled[:1]
+            for run in compiled[:1]
         ),
         missing=None if compiled else STANDARD,
         source=_url("pt_compile"),
@@ -393,11 +393,11 @@ def _scale(node: NodeFacts) -> Iterator[Advice]:
     if number < 2:
         return
     shown = tuple(
-        f"{one.ranks} GPUs do {100 * one.compute_seconds / one.step_seconds:.0f} % of {one.ranks} single ones: a step "
-        f"takes {1000 * one.step_seconds:.3g} ms, {1000 * one.compute_seconds:.3g} without communication "
+        f"{run.ranks} GPUs do {100 * run.compute_seconds / run.step_seconds:.0f} % of {run.ranks} single ones: a step "
+        f"takes {1000 * run.step_seconds:.3g} ms, {1000 * run.compute_seconds:.3g} without communication "
         "(ddp.replicated)"
-        for one in _measured(node, "ddp.replicated", TrainingValues)[:1]
-        if one.compute_seconds and one.step_seconds
+        for run in _measured(node, "ddp.replicated", TrainingValues)[:1]
+        if run.compute_seconds and run.step_seconds
     )
     yield Advice(
         step="scale",
@@ -409,9 +409,9 @@ def _scale(node: NodeFacts) -> Iterator[Advice]:
         source=_url("pt_tune"),
     )
     rows = [
-        (one.ranks, max([one.max_busbw_gb_per_s or 0, *(row.busbw_gb_per_s for row in one.rows)]))
-        for one in _measured(node, "nccl.all-reduce", NcclValues)
-        if one.ranks > 1 and one.backend == "nccl"
+        (run.ranks, max([run.max_busbw_gb_per_s or 0, *(row.busbw_gb_per_s for row in run.rows)]))
+        for run in _measured(node, "nccl.all-reduce", NcclValues)
+        if run.ranks > 1 and run.backend == "nccl"
     ]
     for ranks, rate in [row for row in rows if row[1]][:1]:
         times = [(name, 2 * (ranks - 1) / ranks * 4 * count / rate / 1e6) for name, count in MODELS.items()]
@@ -433,8 +433,8 @@ MODELS = {"ResNet-50 (25.6 million)": RESNET_50, "1 billion parameters": 1_000_0
 
 def _flags(node: NodeFacts) -> Iterator[Advice]:
     tuning = tune(node, "pytorch")
-    system = {one.name: one.value for one in node.environment or ()}
-    proposed = {one.name: one.value for one in tuning.environment}
+    system = {variable.name: variable.value for variable in node.environment or ()}
+    proposed = {setting.name: setting.value for setting in tuning.environment}
     same = [f"{name}={value}" for name, value in proposed.items() if system.get(name) == value]
     other = [
         f"{name}={system[name]} (here {value})" for name, value in proposed.items() if system.get(name, value) != value
@@ -461,7 +461,7 @@ def _flags(node: NodeFacts) -> Iterator[Advice]:
             advice="Remove them from the system's environment: each slows down every job",
             numbers=(listed(harmful),),
         )
-    kernel = {one.name: one.value for one in tuning.node.kernel}
+    kernel = {setting.name: setting.value for setting in tuning.node.kernel}
     read = {name: " ".join(value.split()) for name, value in (node.sysctl or {}).items()}
     if node.transparent_hugepages is not None:
         read["transparent_hugepage"] = node.transparent_hugepages

@@ -100,9 +100,9 @@ def _why_no_cdi(version: tuple[int, ...]) -> str:
     return "has CDI disabled" if version >= _from("cdi") else "does not support CDI"
 
 
-def _from(what: str) -> tuple[int, ...]:
+def _from(feature: str) -> tuple[int, ...]:
     """Return the first Docker with a feature."""
-    return Version(getattr(load().container_engines["docker"], what)).release
+    return Version(getattr(load().container_engines["docker"], feature)).release
 
 
 def _by_cdi(node: NodeFacts, version: tuple[int, ...], part: NodeSlice | None) -> Iterator[Setting | LeftAlone]:
@@ -180,9 +180,10 @@ def shm_gib(node: NodeFacts) -> tuple[int, str]:
         return 1, "the minimum for NCCL; the node's memory is unknown"
     half = node.memory.total_mib // 1024 // 2
     if requested <= half:
-        what = f"{number} GPU{'s' if number > 1 else ''}"
+        gpu_count = f"{number} GPU{'s' if number > 1 else ''}"
         return (
             requested,
-            f"{slices.SHM_PER_GPU_GIB} GiB for the DataLoader's batches and NCCL of {what}; Docker's default is 64 MiB",
+            f"{slices.SHM_PER_GPU_GIB} GiB for the DataLoader's batches and NCCL of {gpu_count}; Docker's default "
+            "is 64 MiB",
         )
     return max(1, half), f"half of the node's memory ({node.memory.total_mib // 1024} GiB)"

@@ -57,12 +57,12 @@ def _memory(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:
         source=f"{KERNEL_VM}; the number is {OURS}",
     )
     if several:
-        own = (
+        reason = (
             "each process stays on its NUMA node"
             if traits.zone_reclaim
             else ("file caches may use the other NUMA node")
         )
-        yield Setting(name="vm.zone_reclaim_mode", value=str(int(traits.zone_reclaim)), reason=own, source=KERNEL_VM)
+        yield Setting(name="vm.zone_reclaim_mode", value=str(int(traits.zone_reclaim)), reason=reason, source=KERNEL_VM)
         yield Setting(
             name="kernel.numa_balancing",
             value="0",

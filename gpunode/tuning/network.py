@@ -67,12 +67,12 @@ def _gid_index(node: NodeFacts) -> Setting | LeftAlone:
     ports = [port for _, port in active_ports(node) if port.link_layer == "Ethernet"]
     if not ports:
         return LeftAlone(name=name, reason="no RoCE port is active")
-    nccls = [one for one in node.libraries or () if one.version and "libnccl" in one.path]
-    old = sorted({one.version for one in nccls if one.version and _release(one.version) < FINDS_GID})
+    nccls = [library for library in node.libraries or () if library.version and "libnccl" in library.path]
+    old = sorted({library.version for library in nccls if library.version and _release(library.version) < FINDS_GID})
     if not old:
         return LeftAlone(name=name, reason="NCCL finds the GID of RoCE v2 by itself since 2.21")
-    found = [{gid.index for gid in port.gids if gid.type == "RoCE v2" and gid.ipv4} for port in ports]
-    shared = set.intersection(*found)
+    indices = [{gid.index for gid in port.gids if gid.type == "RoCE v2" and gid.ipv4} for port in ports]
+    shared = set.intersection(*indices)
     if not shared:
         return LeftAlone(
             name=name,
@@ -177,8 +177,8 @@ def _hca(node: NodeFacts) -> Setting | LeftAlone:
     near = near_gpus(node)
     if near is None:
         return LeftAlone(name=name, reason="nvidia-smi topo -m could not be read: NCCL uses every active port")
-    own = [device for device in node.infiniband if not any(port.of_provider for port in device.ports)]
-    known = sorted((device.name for device in own), key=_natural)
+    rdma_devices = [device for device in node.infiniband if not any(port.of_provider for port in device.ports)]
+    known = sorted((device.name for device in rdma_devices), key=_natural)
     chosen = [device for device in known if device in near]
     others = [device for device in known if device not in near]
     if not chosen or not others:
@@ -208,9 +208,9 @@ def _interface(node: NodeFacts) -> Setting | LeftAlone:
     over_rdma = {interface for _, port in active_ports(node) for interface in port.interfaces}
     down = {nic.name for nic in node.nics if nic.state != "up"}
     usable = [
-        one
-        for one in node.addressed
-        if one not in over_rdma | down and _PLAIN.fullmatch(one) and not _OF_CONTAINERS.match(one)
+        interface
+        for interface in node.addressed
+        if interface not in over_rdma | down and _PLAIN.fullmatch(interface) and not _OF_CONTAINERS.match(interface)
     ]
     if not usable:
         return LeftAlone(name=name, reason="no interface of the host is up with an IPv4 address beside those of RDMA")

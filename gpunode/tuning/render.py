@@ -54,13 +54,14 @@ def nccl_conf(settings: Sequence[Setting], head: str) -> str:
     NCCL treats quotes as part of the value, and older versions every line with an equals sign as a setting, so that
     comments have none.
     """
-    return f"# {head.replace('=', ' ')}\n" + "".join(f"{one.name}={one.value}\n" for one in settings)
+    return f"# {head.replace('=', ' ')}\n" + "".join(f"{setting.name}={setting.value}\n" for setting in settings)
 
 
 def node_shell(settings: Sequence[Setting], head: str) -> str:
     """Return the text of a file in ``/etc/profile.d``: variables that a user has set stay unchanged."""
     return f"# {head}\n" + "".join(
-        f"# {one.reason}\nexport {one.name}=${{{one.name}:-{shlex.quote(one.value)}}}\n" for one in settings
+        f"# {setting.reason}\nexport {setting.name}=${{{setting.name}:-{shlex.quote(setting.value)}}}\n"
+        for setting in settings
     )
 
 
@@ -84,7 +85,9 @@ def _head(tuning: Tuning) -> str:
     over = ", over several nodes" if tuning.multi_node else ""
     simulated = " (simulated)" if tuning.simulated else ""
     part = f", {tuning.part.title}" if tuning.part else ""
-    program = "".join(f"# In the program: {one.name} {one.value}: {one.reason}\n" for one in tuning.program)
+    program = "".join(
+        f"# In the program: {setting.name} {setting.value}: {setting.reason}\n" for setting in tuning.program
+    )
     # The host's name comes from the bundle: in a shell's file it must not become a line of its own.
     return (
         f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {one_line(tuning.host)}{part}{simulated}\n{program}"

@@ -95,11 +95,11 @@ def slice_of(node: NodeFacts, request: GpuRequest) -> NodeSlice:
 def _named(node: NodeFacts, gpus: Sequence[SmiGpu], names: Iterable[str]) -> list[SmiGpu]:
     chosen = []
     for name in names:
-        found = [gpu for gpu in gpus if name == str(gpu.index) or (name.startswith("GPU-") and _starts(gpu, name))]
-        if len(found) != 1:
+        matches = [gpu for gpu in gpus if name == str(gpu.index) or (name.startswith("GPU-") and _starts(gpu, name))]
+        if len(matches) != 1:
             has = f"has {number_ranges(gpu.index for gpu in gpus)}"
-            raise UsageError(f"--gpus {name}: {node.host} {has if not found else 'has several GPUs of that name'}")
-        chosen.append(found[0])
+            raise UsageError(f"--gpus {name}: {node.host} {has if not matches else 'has several GPUs of that name'}")
+        chosen.append(matches[0])
     if len({gpu.index for gpu in chosen}) < len(chosen):
         raise UsageError(f"--gpus: a GPU of {node.host} is named twice, by index and by UUID")
     return sorted(chosen, key=lambda gpu: gpu.index)
@@ -150,7 +150,7 @@ def _idle(node: NodeFacts, gpus: Sequence[SmiGpu], unusable: dict[int, str], num
 
 
 def _spread(far: dict[tuple[int, int], int], chosen: Sequence[SmiGpu]) -> int:
-    return sum(far[one.index, other.index] for one in chosen for other in chosen if one.index < other.index)
+    return sum(far[gpu.index, other.index] for gpu in chosen for other in chosen if gpu.index < other.index)
 
 
 def _distances(node: NodeFacts, gpus: Sequence[SmiGpu]) -> dict[tuple[int, int], int]:
@@ -158,13 +158,13 @@ def _distances(node: NodeFacts, gpus: Sequence[SmiGpu]) -> dict[tuple[int, int],
     numa = {device.slot: device.numa_node for device in node.gpus_on_bus or ()}
     links = node.gpu_links
     far = {}
-    for one in gpus:
-        row = links.get(f"GPU{one.index}", {})
+    for gpu in gpus:
+        row = links.get(f"GPU{gpu.index}", {})
         for other in gpus:
             word = row.get(f"GPU{other.index}", "")
             link = CLOSENESS.get("NV" if word.startswith("NV") else word, UNKNOWN_LINK)
-            apart = numa.get(one.pci_bus_id or "") != numa.get(other.pci_bus_id or "")
-            far[one.index, other.index] = 2 * link + apart
+            apart = numa.get(gpu.pci_bus_id or "") != numa.get(other.pci_bus_id or "")
+            far[gpu.index, other.index] = 2 * link + apart
     return far
 
 
@@ -231,16 +231,16 @@ def _whole_cores(area: frozenset[int], cores: Mapping[int, int]) -> frozenset[in
 
 def _near(text: str, online: set[int]) -> frozenset[int]:
     """Return the online processors in a list of the kernel; none for other text, whatever a node sends."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     end = -1
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip(), re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not end < first <= last < MOST_CPUS:
             return frozenset()
-        found |= online.intersection(range(first, last + 1))
+        cpus |= online.intersection(range(first, last + 1))
         end = last
-    return frozenset(found)
+    return frozenset(cpus)
 
 
 def threads_and_workers(cores: int, measured: int | None) -> tuple[int, int]:
