@@ -83,8 +83,8 @@ def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> st
     if after.snapshot is None:
         return after.reason or "it did not answer"
     reasons = [
-        f"driver {version or 'unknown'} is {what}, {target} was requested"
-        for what, version in (("installed", after.release), ("loaded", after.loaded))
+        f"driver {version or 'unknown'} is {state}, {target} was requested"
+        for state, version in (("installed", after.release), ("loaded", after.loaded))
         if version != target
     ]
     reasons += _by_text(_changes_for_the_worse(before, after.snapshot), after.messages)
