@@ -66,13 +66,13 @@ class FileListing:
     @property
     def bytes(self) -> int:
         """Return the bytes of all files."""
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
 
 def listing(source: Path) -> FileListing:
     """Return the files of a directory. Raises UsageError for one that cannot be copied as a whole."""
     top = os.path.realpath(source)
-    found = FileListing()
+    file_listing = FileListing()
     waiting = [""]
     try:
         while waiting:
@@ -80,42 +80,44 @@ def listing(source: Path) -> FileListing:
             with os.scandir(Path(top, folder)) as entries:
                 for entry in entries:
                     path = os.path.join(folder, entry.name)  # noqa: PTH118 (a text, millions of times)
-                    _sort(entry, path, top, found, waiting)
-            if len(found.files) > MOST_FILES:
+                    _sort(entry, path, top, file_listing, waiting)
+            if len(file_listing.files) > MOST_FILES:
                 raise UsageError(
                     f"{source} has more than {MOST_FILES} files: pack them into shards (tar, Parquet) first"
                 )
     except OSError as err:
         raise UsageError(f"{err.filename or source}: cannot be read: {err.strerror or err}") from None
-    if not found.files:
+    if not file_listing.files:
         raise UsageError(f"{source} has no files to copy")
-    return found
+    return file_listing
 
 
-def _sort(entry: os.DirEntry[str], path: str, top: str, found: FileListing, waiting: list[str]) -> None:
+def _sort(entry: os.DirEntry[str], path: str, top: str, file_listing: FileListing, waiting: list[str]) -> None:
     if entry.name.endswith(PART):
         # Its copy would have the name under which the file without the suffix is copied.
         raise UsageError(f"{entry.path}: a file of an incomplete copy: finish it (gpunode stage) or rename it")
     if entry.is_symlink():
         target = os.path.realpath(entry.path)
         if f"{target}/".startswith(f"{top}/") and not os.path.isabs(os.readlink(entry.path)):  # noqa: PTH115, PTH117
-            found.links[path] = os.readlink(entry.path)  # noqa: PTH115
+            file_listing.links[path] = os.readlink(entry.path)  # noqa: PTH115
             return
         if Path(target).is_dir():
             raise UsageError(f"{entry.path} is a link to a directory outside the data set: stage {target} by itself")
     elif entry.is_dir():
-        found.folders.append(path)
+        file_listing.folders.append(path)
         waiting.append(path)
         return
     try:
         status = entry.stat()
     except FileNotFoundError:
-        found.left_out.append(path)
+        file_listing.left_out.append(path)
         return
     if stat.S_ISREG(status.st_mode):
-        found.files.append(StagedFile(path, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode) & 0o777))
+        file_listing.files.append(
+            StagedFile(path, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode) & 0o777)
+        )
     else:
-        found.left_out.append(path)
+        file_listing.left_out.append(path)
 
 
 class PieceJournal:
@@ -127,15 +129,15 @@ class PieceJournal:
 
     def known(self) -> dict[str, tuple[int, int, dict[int, str]]]:
         """Return size, time and the digests of the pieces by place, for each file. A torn last line is left out."""
-        found: dict[str, tuple[int, int, dict[int, str]]] = {}
+        files: dict[str, tuple[int, int, dict[int, str]]] = {}
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
             for line in stream:
                 with contextlib.suppress(ValueError, TypeError):
                     path, size, mtime_ns, at, digest = json.loads(line)
-                    if path not in found or found[path][:2] != (size, mtime_ns):
-                        found[path] = (size, mtime_ns, {})
-                    found[path][2][at] = digest
-        return found
+                    if path not in files or files[path][:2] != (size, mtime_ns):
+                        files[path] = (size, mtime_ns, {})
+                    files[path][2][at] = digest
+        return files
 
     def replace(self, known: dict[str, tuple[int, int, dict[int, str]]]) -> None:
         """Write the journal again with these pieces."""
@@ -148,7 +150,9 @@ class PieceJournal:
 
     def add(self, pieces: Sequence[tuple[FilePiece, str]]) -> None:
         """Add verified pieces."""
-        lines = [_line(one.file.path, one.file.size, one.file.mtime_ns, one.at, digest) for one, digest in pieces]
+        lines = [
+            _line(piece.file.path, piece.file.size, piece.file.mtime_ns, piece.at, digest) for piece, digest in pieces
+        ]
         with self._lock, self._path.open("ab") as stream:
             stream.write(b"".join(lines))
 
@@ -171,8 +175,8 @@ class CopyOutcome:
 class CopyRun:
     """The copy of a data set from ``source`` to ``target``."""
 
-    def __init__(self, source: Path, target: Path, found: FileListing, journal: PieceJournal) -> None:
-        self._source, self._target, self._listing, self._journal = source, target, found, journal
+    def __init__(self, source: Path, target: Path, file_listing: FileListing, journal: PieceJournal) -> None:
+        self._source, self._target, self._listing, self._journal = source, target, file_listing, journal
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._left: dict[str, int] = {}
@@ -196,7 +200,7 @@ class CopyRun:
         ``verify``: read every piece that is there and compare it with its digest.
         """
         known = self._journal.known()
-        requested = {one.path for one in self._listing.files}
+        requested = {file.path for file in self._listing.files}
         folders = set(self._listing.folders)
         self._target.mkdir(mode=0o755, exist_ok=True)
         for path in list(_below(self._target)):
@@ -233,21 +237,23 @@ class CopyRun:
     ) -> dict[int, str]:
         """Return the digests of the file's pieces that are on the disk."""
         path, part = self._target / file.path, self._target / (file.path + PART)
-        there = path if path.exists() else part
+        existing = path if path.exists() else part
         matches = known is not None and known[:2] == (file.size, file.mtime_ns)
         try:
-            if known is None or not matches or there.stat().st_size != file.size:
-                for one in (path, part):
-                    one.unlink(missing_ok=True)
+            if known is None or not matches or existing.stat().st_size != file.size:
+                for leftover in (path, part):
+                    leftover.unlink(missing_ok=True)
                 return {}
         except FileNotFoundError:
             return {}
         if not verify:
             return known[2]
-        found = {at: digest for at, digest in known[2].items() if self._digest(there, FilePiece(file, at)) == digest}
-        if len(found) < len(known[2]) and there == path:
+        verified = {
+            at: digest for at, digest in known[2].items() if self._digest(existing, FilePiece(file, at)) == digest
+        }
+        if len(verified) < len(known[2]) and existing == path:
             path.rename(part)
-        return found
+        return verified
 
     def run(
         self, pieces: Sequence[FilePiece], jobs: int, stall_s: float, progress: Callable[[int], None]
@@ -291,7 +297,7 @@ class CopyRun:
                     return
                 except OSError as err:
                     self._failed(piece.file, err.strerror or str(err))
-            good = [one for one in written if self._is_on_disk(*one)]
+            good = [pair for pair in written if self._is_on_disk(*pair)]
             self._journal.add(good)
             for piece, _ in good:
                 with self._lock:
@@ -316,18 +322,18 @@ class CopyRun:
             target = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.ftruncate(target, file.size)
-                place, end = piece.at, piece.at + piece.size
-                while place < end:
+                offset, end = piece.at, piece.at + piece.size
+                while offset < end:
                     if self._stop.is_set():
                         raise _Stopped
-                    block = os.pread(source, min(BLOCK, end - place), place)
+                    block = os.pread(source, min(BLOCK, end - offset), offset)
                     if not block:
                         raise OSError("it shrank while it was copied")
                     digest.update(block)
                     view = memoryview(block)
                     while view:
-                        number = os.pwrite(target, view, place)
-                        view, place = view[number:], place + number
+                        number = os.pwrite(target, view, offset)
+                        view, offset = view[number:], offset + number
                     self.moved += len(block)
                 status = os.fstat(source)
                 if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
@@ -347,11 +353,11 @@ class CopyRun:
                 os.fsync(number)
             finally:
                 os.close(number)
-            found = self._digest(part, piece)
+            disk_digest = self._digest(part, piece)
         except OSError as err:
             self._failed(piece.file, err.strerror or str(err))
             return False
-        if found != digest:
+        if disk_digest != digest:
             self._failed(piece.file, "the disk returns other data than was written")
             return False
         return True
@@ -365,13 +371,13 @@ class CopyRun:
             return None
         try:
             os.posix_fadvise(number, piece.at, piece.size, os.POSIX_FADV_DONTNEED)
-            place, end = piece.at, piece.at + piece.size
-            while place < end:
-                block = os.pread(number, min(BLOCK, end - place), place)
+            offset, end = piece.at, piece.at + piece.size
+            while offset < end:
+                block = os.pread(number, min(BLOCK, end - offset), offset)
                 if not block:
                     return None
                 digest.update(block)
-                place += len(block)
+                offset += len(block)
                 self.moved += len(block)
         except OSError:
             return None
@@ -421,9 +427,9 @@ def _batches(pieces: Sequence[FilePiece]) -> Iterator[list[FilePiece]]:
         yield batch
 
 
-def described(found: FileListing) -> str:
+def described(file_listing: FileListing) -> str:
     """Return what is copied, and what is not."""
-    text = f"{counted(len(found.files), 'file')}, {amount(found.bytes)}"
-    if found.left_out:
-        text += f"; left out, because they are no files or lead nowhere: {listed(found.left_out)}"
+    text = f"{counted(len(file_listing.files), 'file')}, {amount(file_listing.bytes)}"
+    if file_listing.left_out:
+        text += f"; left out, because they are no files or lead nowhere: {listed(file_listing.left_out)}"
     return text

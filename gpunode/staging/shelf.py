@@ -60,10 +60,10 @@ class StagingFolder:
     def open(self) -> None:
         """Create the folder if it is missing. Raises UsageError for one that another user can write to."""
         try:
-            with opened(str(self.path), trusted=trusted_users()) as place:
-                if place.found is None:
+            with opened(str(self.path), trusted=trusted_users()) as location:
+                if location.found is None:
                     with contextlib.suppress(FileExistsError):  # of another run, which began at the same time
-                        os.mkdir(place.name, 0o755, dir_fd=place.folder)
+                        os.mkdir(location.name, 0o755, dir_fd=location.folder)
             self._refuse_foreign()
             self.folder.mkdir(mode=0o755, exist_ok=True)
             for left in self.folder.glob(f"{EVICTED}*"):  # of a run that was killed
@@ -85,7 +85,7 @@ class StagingFolder:
 
     def copies(self) -> list[StagedCopy]:
         """Return the records of the copies that exist, the least recently used first. Raises UsageError."""
-        found = []
+        copies = []
         try:
             paths = sorted(self.folder.glob("*.json"))
         except OSError as err:
@@ -93,21 +93,21 @@ class StagingFolder:
         for path in paths:
             try:
                 with path.open("rb") as stream:
-                    one = StagedCopy.model_validate_json(stream.read(MOST_RECORD))
+                    copy = StagedCopy.model_validate_json(stream.read(MOST_RECORD))
             except (OSError, ValidationError):
                 raise UsageError(f"{path}: not a record of gpunode stage: remove it and its data set") from None
-            if one.name == path.stem and (self.path / one.name).is_dir():
-                found.append(one)
-        return sorted(found, key=lambda one: one.used_at)
+            if copy.name == path.stem and (self.path / copy.name).is_dir():
+                copies.append(copy)
+        return sorted(copies, key=lambda copy: copy.used_at)
 
     def record(self, name: str) -> StagedCopy | None:
         """Return the record of a copy; None if there is none."""
-        return next((one for one in self.copies() if one.name == name), None)
+        return next((copy for copy in self.copies() if copy.name == name), None)
 
-    def write(self, one: StagedCopy) -> None:
+    def write(self, copy: StagedCopy) -> None:
         """Write the record of a copy."""
-        with whole_file(self.folder / f"{one.name}.json") as stream:
-            stream.write(one.model_dump_json(by_alias=True, indent=1).encode() + b"\n")
+        with whole_file(self.folder / f"{copy.name}.json") as stream:
+            stream.write(copy.model_dump_json(by_alias=True, indent=1).encode() + b"\n")
 
     def journal(self, name: str) -> Path:
         """Return the path of the pieces that were copied."""
@@ -122,13 +122,13 @@ class StagingFolder:
         path = self.folder / f"{name}.lock"
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            until, said = time.monotonic() + wait_s, False
+            until, reported = time.monotonic() + wait_s, False
             while not _locked(number):
                 if time.monotonic() > until:
                     raise UndeterminedError(f"{self.path / name}: another gpunode stage did not end in {wait_s:.0f} s")
-                if not said:
+                if not reported:
                     waiting(f"waiting for another gpunode stage of {self.path / name}")
-                    said = True
+                    reported = True
                 time.sleep(POLL_S)
             yield
         finally:
@@ -146,15 +146,15 @@ class StagingFolder:
 
     def free(self) -> int:
         """Return the bytes that may be used on the disk."""
-        found = os.statvfs(self.path)
-        return max(0, found.f_bavail * found.f_frsize - int(found.f_blocks * found.f_frsize * ROOM))
+        disk = os.statvfs(self.path)
+        return max(0, disk.f_bavail * disk.f_frsize - int(disk.f_blocks * disk.f_frsize * ROOM))
 
-    def used(self, one: StagedCopy) -> int:
+    def used(self, copy: StagedCopy) -> int:
         """Return the bytes of a copy on the disk, also of one that is not complete."""
-        if one.complete:
-            return one.bytes
+        if copy.complete:
+            return copy.bytes
         total = 0
-        for folder, _, names in os.walk(self.path / one.name):
+        for folder, _, names in os.walk(self.path / copy.name):
             for name in names:
                 with contextlib.suppress(OSError):
                     total += Path(folder, name).lstat().st_blocks * 512
@@ -167,38 +167,38 @@ class StagingFolder:
         """
         if limit is not None and size > limit:
             raise UsageError(f"{name} has {amount(size)}, --limit is {amount(limit)}: raise the limit")
-        others = [one for one in self.copies() if one.name != name]
-        kept = sum(one.bytes for one in others)
+        others = [copy for copy in self.copies() if copy.name != name]
+        kept = sum(copy.bytes for copy in others)
         free, chosen, why = self.free(), list[StagedCopy](), list[str]()
-        busy = in_use([self.path / one.name for one in others]) if others else set()
+        busy = in_use([self.path / copy.name for copy in others]) if others else set()
         now = time.time()
-        for one in others:
+        for copy in others:
             if missing <= free and (limit is None or kept + size <= limit):
                 break
-            if self.is_locked(one.name) or self.path / one.name in busy:
-                why.append(f"{one.name} is in use")
-            elif now - one.used_at < spare_s:
-                why.append(f"{one.name} was used {(now - one.used_at) / 60:.0f} min ago (--spare)")
+            if self.is_locked(copy.name) or self.path / copy.name in busy:
+                why.append(f"{copy.name} is in use")
+            elif now - copy.used_at < spare_s:
+                why.append(f"{copy.name} was used {(now - copy.used_at) / 60:.0f} min ago (--spare)")
             else:
-                chosen.append(one)
-                kept, free = kept - one.bytes, free + self.used(one)
+                chosen.append(copy)
+                kept, free = kept - copy.bytes, free + self.used(copy)
         if missing > free or (limit is not None and kept + size > limit):
             reason = f"; {listed(why)}" if why else ""
             room = f"{amount(missing)} are missing, {amount(free)} can be free on the disk"
             if missing <= free and limit is not None:
                 room = f"{amount(size)} beside {amount(kept)} of other copies exceed --limit"
             raise UsageError(f"{self.path}: no room for {name}: {room}{reason}")
-        for one in chosen:
-            self.evict(one)
+        for copy in chosen:
+            self.evict(copy)
         return chosen
 
-    def evict(self, one: StagedCopy) -> None:
+    def evict(self, copy: StagedCopy) -> None:
         """Remove a copy: its name first, so that nobody finds half of it."""
-        gone = self.folder / f"{EVICTED}{one.name}"
+        gone = self.folder / f"{EVICTED}{copy.name}"
         shutil.rmtree(gone, ignore_errors=True)
-        (self.path / one.name).rename(gone)
-        (self.folder / f"{one.name}.json").unlink(missing_ok=True)
-        self.journal(one.name).unlink(missing_ok=True)
+        (self.path / copy.name).rename(gone)
+        (self.folder / f"{copy.name}.json").unlink(missing_ok=True)
+        self.journal(copy.name).unlink(missing_ok=True)
         shutil.rmtree(gone)
 
 
@@ -227,37 +227,41 @@ def in_use(folders: Sequence[Path], proc: Path = Path("/proc")) -> set[Path]:
     A path counts by its place in the file system: containers have other names for it. Only root sees the files of
     other users' processes.
     """
-    own = mounts_of(proc / "self")
-    wanted = {place: folder for folder in folders if (place := _place(os.path.realpath(folder), own)) is not None}
-    found = set()
+    own_mounts = mounts_of(proc / "self")
+    wanted = {
+        location: folder for folder in folders if (location := _place(os.path.realpath(folder), own_mounts)) is not None
+    }
+    busy = set()
     for process in proc.glob("[0-9]*"):
         mounts = mounts_of(process)
-        places = {place for path in _paths_of(process) if (place := _place(path, mounts)) is not None}
-        places |= {(one.device, one.root) for one in mounts if one not in own}
+        locations = {location for path in _paths_of(process) if (location := _place(path, mounts)) is not None}
+        locations |= {(mount.device, mount.root) for mount in mounts if mount not in own_mounts}
         for (device, path), folder in wanted.items():
-            if any(device == other and (path == text or text.startswith(f"{path}/")) for other, text in places):
-                found.add(folder)
-    return found
+            if any(device == other and (path == text or text.startswith(f"{path}/")) for other, text in locations):
+                busy.add(folder)
+    return busy
 
 
 def mounts_of(process: Path) -> list[MountPlace]:
     """Return the mounts of a process, the longest paths first; none if they cannot be read."""
-    found = []
+    mounts = []
     with contextlib.suppress(OSError):
         for line in (process / "mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             fields = line.split(" ")
             if len(fields) > 5:
-                root, path = (re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), one) for one in fields[3:5])
-                found.append(MountPlace(fields[2], root, path))
-    return sorted(found, key=lambda one: -len(one.path))
+                root, path = (
+                    re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field) for field in fields[3:5]
+                )
+                mounts.append(MountPlace(fields[2], root, path))
+    return sorted(mounts, key=lambda mount: -len(mount.path))
 
 
 def _place(path: str, mounts: Sequence[MountPlace]) -> tuple[str, str] | None:
     """Return the file system of a path and the path in it; None: no mount has it."""
-    for one in mounts:
-        top = one.path.rstrip("/")
-        if path == one.path or path.startswith(f"{top}/"):
-            return one.device, f"{one.root.rstrip('/')}{path[len(top) :]}".rstrip("/") or "/"
+    for mount in mounts:
+        top = mount.path.rstrip("/")
+        if path == mount.path or path.startswith(f"{top}/"):
+            return mount.device, f"{mount.root.rstrip('/')}{path[len(top) :]}".rstrip("/") or "/"
     return None
 
 
@@ -277,9 +281,9 @@ def _paths_of(process: Path) -> Iterator[str]:
 
 def name_of(source: Path, name: str | None) -> str:
     """Return the name of a copy: that of its source if none is given. Raises UsageError."""
-    found = source.name if name is None else name
-    if NAME.fullmatch(found) is None:
+    copy_name = source.name if name is None else name
+    if NAME.fullmatch(copy_name) is None:
         raise UsageError(
-            f'--name: "{found}" is not a valid name of a copy: letters, digits and ._+- (example: imagenet)'
+            f'--name: "{copy_name}" is not a valid name of a copy: letters, digits and ._+- (example: imagenet)'
         )
-    return found
+    return copy_name
