@@ -118,14 +118,14 @@ def test_of_two_starts_at_once_the_second_knows_the_value_before_the_first(
     real, first_ended, second_runs = program.read, threading.Event(), threading.Event()
 
     def read(path: str) -> Any:
-        found = real(path)
+        content = real(path)
         if path == program.MEMORY and threading.current_thread() is second:
             second_runs.set()
             first_ended.wait(10)
         elif path == program.MEMORY:
             second.start()
             second_runs.wait(0.5)  # with the lock it does not come here
-        return found
+        return content
 
     second = threading.Thread(target=program.main, args=(["apply"],))
     monkeypatch.setattr(program, "read", read)

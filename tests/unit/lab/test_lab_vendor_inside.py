@@ -186,7 +186,9 @@ def test_streams_hold_their_branch_and_flavour(inside: dict[str, ModuleType]) ->
     rhel: Any = plan()["rhel9"]
     text = inside["rpms"]._modules("nvidia-driver", rhel["packages"])
     documents = [json.loads(part.removesuffix("...\n")) for part in text.split("---\n") if part]
-    streams = {one["data"]["stream"]: one["data"] for one in documents if one["document"] == "modulemd"}
+    streams = {
+        document["data"]["stream"]: document["data"] for document in documents if document["document"] == "modulemd"
+    }
     assert set(streams) == {
         *(f"{branch}-{kind}" for branch in (570, 580, 595, 610, 615) for kind in ("open", "dkms")),
         "open-dkms",

@@ -31,10 +31,10 @@ RECORDED = [name for name, row in repositories().items() if row.recorded]
 @cache
 def held(repository: str) -> dict[str, set[str]]:
     """Package name → versions."""
-    found = defaultdict(set)
+    versions = defaultdict(set)
     for built in contents(repositories()[repository]):
-        found[built.name].add(built.version)
-    return dict(found)
+        versions[built.name].add(built.version)
+    return dict(versions)
 
 
 @cache
@@ -67,7 +67,7 @@ def test_every_recorded_version_of_a_release_that_the_lab_has_is_there(repositor
     for name, row in rows.items():
         for version in row.get("versions", ()):
             if row.get("follows") and version.startswith(releases) and re.fullmatch(r"[0-9.]+-\S+", version):
-                bare = {there.rpartition(":")[2] for there in held(repository)[name]}
+                bare = {held_version.rpartition(":")[2] for held_version in held(repository)[name]}
                 assert version in bare, name
                 looked += 1
     assert looked or repository == "rhel10"
@@ -104,15 +104,15 @@ def test_a_recent_dkms_is_required_from_570_148_on(repository: str, name: str) -
 
 @pytest.mark.parametrize("repository", NVIDIA_DEB)
 def test_nvidias_dkms_has_epoch_1_and_is_made_of_debians(repository: str) -> None:
-    found = [built for built in contents(repositories()[repository]) if built.name == "dkms"]
-    assert found
-    assert {built.version[:2] for built in found} == {"1:"}
-    assert {built.repack for built in found} == {"dkms"}
+    dkms = [built for built in contents(repositories()[repository]) if built.name == "dkms"]
+    assert dkms
+    assert {built.version[:2] for built in dkms} == {"1:"}
+    assert {built.repack for built in dkms} == {"dkms"}
 
 
 def test_the_archives_dkms_is_the_systems() -> None:
-    found = {built.suite: built.version for built in contents(repositories()["ubuntu"]) if built.name == "dkms"}
-    assert found == {
+    versions = {built.suite: built.version for built in contents(repositories()["ubuntu"]) if built.name == "dkms"}
+    assert versions == {
         "jammy": "2.8.7-2ubuntu2",
         "jammy-updates": "2.8.7-2ubuntu2.2",
         "noble": "3.0.11-1ubuntu13",
@@ -121,17 +121,17 @@ def test_the_archives_dkms_is_the_systems() -> None:
     for codename in ("jammy", "noble", "resolute"):
         rows = recorded(f"ubuntu-archive-{codename}")["packages"]
         recorded_there = set(rows["dkms"]["versions"])
-        assert {version for suite, version in found.items() if suite.startswith(codename)} == recorded_there
+        assert {version for suite, version in versions.items() if suite.startswith(codename)} == recorded_there
 
 
 @pytest.mark.parametrize("codename", ["jammy", "noble", "resolute"])
 def test_every_recorded_driver_of_the_archive_is_there(codename: str) -> None:
-    there = {built.name for built in contents(repositories()["ubuntu"]) if built.suite.startswith(codename)}
+    names = {built.name for built in contents(repositories()["ubuntu"]) if built.suite.startswith(codename)}
     rows = recorded(f"ubuntu-archive-{codename}")["packages"]
     drivers = re.compile(r"-server(-open)?(-generic.*)?$")
     server = {name for name, row in rows.items() if drivers.search(name) and not row.get("virtual") and row["sure"]}
     assert server
-    assert server - there == set()
+    assert server - names == set()
     for name in server:
         if rows[name].get("transitional_to"):
             packages = [
@@ -210,10 +210,10 @@ def test_every_dependency_can_be_met(repository: str) -> None:
 @pytest.mark.parametrize("repository", ["rhel9", "rhel10"])
 def test_every_requirement_of_one_version_can_be_met(repository: str) -> None:
     """``name = version`` of a package or of what one provides; the epoch is part of it, the release is not."""
-    own = contents(repositories()[repository])
-    offers = {f"{built.name} = {built.version.rpartition('-')[0]}" for built in own}
-    offers |= {entry for built in own for entry in _entries(built, "Provides")}
-    driver = [built for built in own if built.release in repositories()[repository].releases]
+    packages = contents(repositories()[repository])
+    offers = {f"{built.name} = {built.version.rpartition('-')[0]}" for built in packages}
+    offers |= {entry for built in packages for entry in _entries(built, "Provides")}
+    driver = [built for built in packages if built.release in repositories()[repository].releases]
     required = [(built.name, entry) for built in driver for entry in _entries(built, "Depends")]
     exact = [(name, entry) for name, entry in required if " = " in entry]
     assert len(exact) > 20
@@ -260,11 +260,11 @@ def test_nccl_ends_with_the_toolkit_it_was_built_with() -> None:
 
 
 def test_the_cdi_units_come_with_toolkit_1_18() -> None:
-    for release, there in (("1.17.8", False), ("1.18.1", True), ("1.20.0", True)):
+    for release, present in (("1.17.8", False), ("1.18.1", True), ("1.20.0", True)):
         built = _one("container-toolkit", "nvidia-container-toolkit-base", release)
         paths = {entry["path"] for entry in built.files}
-        assert ("usr/lib/systemd/system/nvidia-cdi-refresh.path" in paths) is there
-        assert ("nvidia-cdi-refresh" in built.scripts.get("postinst", "")) is there
+        assert ("usr/lib/systemd/system/nvidia-cdi-refresh.path" in paths) is present
+        assert ("nvidia-cdi-refresh" in built.scripts.get("postinst", "")) is present
 
 
 def test_a_tool_passes_its_release_to_the_simulator() -> None:

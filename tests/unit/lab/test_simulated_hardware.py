@@ -67,9 +67,9 @@ def test_every_function_has_a_place_of_its_own_below_bridges_that_are_there(name
 def test_links_between_gpus_are_mirrored_and_listed_for_every_pair() -> None:
     for name in names():
         links = describe(name, "x")["topology"]
-        for one, row in links.items():
-            assert set(row) == set(links) - {one}
-            assert all(links[other][one] == word for other, word in row.items())
+        for label, row in links.items():
+            assert set(row) == set(links) - {label}
+            assert all(links[other][label] == word for other, word in row.items())
     assert describe("a100-pcie-4", "x")["topology"]["GPU0"] == {"GPU1": "NV12", "GPU2": "SYS", "GPU3": "SYS"}
     assert describe("hgx-h100-8", "x")["topology"]["GPU0"]["NIC0"] == "PIX"
     assert {describe("hgx-h100-4", "x")["topology"]["GPU0"][f"GPU{other}"] for other in (1, 2, 3)} == {"NV6"}
@@ -148,17 +148,17 @@ def use(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
 
 def test_sysfs_files_follow_link_and_driver(root: Path) -> None:
     gpu = state.hardware()["gpus"][3]
-    place = root / "run/gpunode-lab/sys/devices/pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5d:00.0"
-    assert (place / "current_link_speed").read_text() == "32.0 GT/s PCIe\n"
-    assert "DRIVER" not in (place / "uevent").read_text()
+    folder = root / "run/gpunode-lab/sys/devices/pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5d:00.0"
+    assert (folder / "current_link_speed").read_text() == "32.0 GT/s PCIe\n"
+    assert "DRIVER" not in (folder / "uevent").read_text()
     pci.bind(gpu, "nvidia")
-    assert (place / "uevent").read_text().startswith("DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2330\n")
+    assert (folder / "uevent").read_text().startswith("DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2330\n")
     pci.set_link_and_port(state.hardware(), gpu, 3, 4)
-    for each in (place, place.parent):
+    for each in (folder, folder.parent):
         assert (each / "current_link_speed").read_text() == "8.0 GT/s PCIe\n"
         assert (each / "current_link_width").read_text() == "4\n"
     pci.remove(gpu)
-    assert not place.exists()
+    assert not folder.exists()
     assert not (root / "run/gpunode-lab/sys/slots/0000:5d:00.0").is_symlink()
 
 
@@ -320,8 +320,8 @@ def test_what_gpus_come_up_with(  # noqa: PLR0917
 
 
 def test_module_options_are_in_params() -> None:
-    found = modules.parameters(["NVreg_EnableGpuFirmware=0", 'NVreg_RegistryDwords="A=1;B=2"', "other=1"])
-    assert (found["EnableGpuFirmware"], found["RegistryDwords"]) == ("0", '"A=1;B=2"')
+    content = modules.parameters(["NVreg_EnableGpuFirmware=0", 'NVreg_RegistryDwords="A=1;B=2"', "other=1"])
+    assert (content["EnableGpuFirmware"], content["RegistryDwords"]) == ("0", '"A=1;B=2"')
 
 
 def test_rmmod_reports_what_is_not_loaded(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,8 +352,8 @@ def test_a_fault_is_listed_logged_and_healed(root: Path, capsys: pytest.CaptureF
     assert log(root) == before
     assert faults.main(["--heal"]) == 0
     assert state.faults() == []
-    place = pci.folder(state.hardware()["gpus"][4])
-    assert (place / "current_link_width").read_text() == "16\n"
+    folder = pci.folder(state.hardware()["gpus"][4])
+    assert (folder / "current_link_width").read_text() == "16\n"
 
 
 def test_the_same_fault_twice_is_refused(root: Path) -> None:

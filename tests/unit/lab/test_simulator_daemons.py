@@ -39,13 +39,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         for stream in (out, err):
             stream.write_text("", encoding="utf-8")
         code = forked.run(list(words), stdout=out, stderr=err, limit_s=LIMIT_S, program=program)
-        return subprocess.CompletedProcess(words, code, *(one.read_text(encoding="utf-8") for one in (out, err)))
+        return subprocess.CompletedProcess(words, code, *(stream.read_text(encoding="utf-8") for stream in (out, err)))
 
     yield run
-    found: dict[str, Any] = json.loads((tmp_path / "run/gpunode-lab/state.json").read_text(encoding="utf-8"))
+    running: dict[str, Any] = json.loads((tmp_path / "run/gpunode-lab/state.json").read_text(encoding="utf-8"))
     for name in ("persistenced", "fabric_manager", "nvlsm", "host_engine"):
-        if found.get(name):
-            os.kill(found[name], signal.SIGKILL)
+        if running.get(name):
+            os.kill(running[name], signal.SIGKILL)
 
 
 def end(pid: int) -> None:
@@ -95,7 +95,7 @@ def test_fabric_manager_completes_the_fabric(node: SimulatedNode, run: Run) -> N
 
 
 @pytest.mark.parametrize(
-    ("hardware", "own", "running", "words"),
+    ("hardware", "release", "running", "words"),
     [
         (
             "hgx-h100-8",
@@ -114,13 +114,13 @@ def test_fabric_manager_completes_the_fabric(node: SimulatedNode, run: Run) -> N
 def test_fabric_manager_refuses(
     node: SimulatedNode,  # noqa: F811
     hardware: str,
-    own: str,
+    release: str,
     running: dict[str, Any],
     words: str | None,
 ) -> None:
     node.lay(hardware)
     node.running(**running)
-    refusal = fabric_manager.refusal(NodeSnapshot(), own)
+    refusal = fabric_manager.refusal(NodeSnapshot(), release)
     assert refusal is None if words is None else words in (refusal or "")
 
 
@@ -155,14 +155,14 @@ def test_dcgmi_asks_the_host_engine(node: SimulatedNode, run: Run) -> None:  # n
     assert "8 GPUs found." in run("dcgmi", "discovery", "-l").stdout
     node.ask("-pm", "1")
     answer = run("dcgmi", "diag", "-r", "1", "-j", version="4.4.1")
-    found = parsed("dcgm-diag", answer.stdout)
-    assert (answer.returncode, found["overall"], found["dcgm_version"]) == (0, "pass", "4.4.1")
-    assert found["driver_version"] == DRIVER
+    diagnosis = parsed("dcgm-diag", answer.stdout)
+    assert (answer.returncode, diagnosis["overall"], diagnosis["dcgm_version"]) == (0, "pass", "4.4.1")
+    assert diagnosis["driver_version"] == DRIVER
     node.fault("remap-pending", "gpu3")
     answer = run("dcgmi", "diag", "-r", "1", "-j", version="4.4.1")
-    found = parsed("dcgm-diag", answer.stdout)
+    diagnosis = parsed("dcgm-diag", answer.stdout)
     assert answer.returncode != 0
-    assert [gpu["gpu"] for gpu in found["tests"][0]["gpus"] if gpu["status"] == "fail"] == [3]
+    assert [gpu["gpu"] for gpu in diagnosis["tests"][0]["gpus"] if gpu["status"] == "fail"] == [3]
     assert run("dcgmi", "diag", "-r", "3", "-j").returncode == 1
     assert run("dcgmi", "diag", "-r", "1").returncode == 1
     assert run("host_engine", "-t").returncode == 0

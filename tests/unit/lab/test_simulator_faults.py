@@ -13,8 +13,8 @@ from gpunode.lab.simulator import modules, smi
 
 
 def gpus(node: SimulatedNode) -> list[dict[str, Any]]:  # noqa: F811
-    found: list[dict[str, Any]] = parsed("nvidia-smi-xml", node.ask("-q", "-x"))["gpus"]
-    return found
+    listed: list[dict[str, Any]] = parsed("nvidia-smi-xml", node.ask("-q", "-x"))["gpus"]
+    return listed
 
 
 def differing(node: SimulatedNode, fault: str, component: str = "gpu3", **details: Any) -> set[str]:  # noqa: F811
@@ -67,10 +67,10 @@ def test_old_gpus_retire_pages_instead(node: SimulatedNode) -> None:  # noqa: F8
 def test_links_are_inactive(node: SimulatedNode, component: str, down: list[int]) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
     node.fault("nvlink-down", component)
-    found = parsed("nvidia-smi-nvlink", node.ask("nvlink", "--status"))["gpus"]
-    assert [link["link"] for link in found[3]["links"] if not link["active"]] == (down if len(down) < 18 else [])
-    assert found[3]["all_inactive"] is (len(down) == 18)
-    assert all(link["active"] for gpu in found if gpu["index"] != 3 for link in gpu["links"])
+    listed = parsed("nvidia-smi-nvlink", node.ask("nvlink", "--status"))["gpus"]
+    assert [link["link"] for link in listed[3]["links"] if not link["active"]] == (down if len(down) < 18 else [])
+    assert listed[3]["all_inactive"] is (len(down) == 18)
+    assert all(link["active"] for gpu in listed if gpu["index"] != 3 for link in gpu["links"])
 
 
 def test_a_narrow_link(node: SimulatedNode) -> None:  # noqa: F811
@@ -97,10 +97,10 @@ def test_a_fabric_that_is_not_complete(node: SimulatedNode) -> None:  # noqa: F8
 def test_a_busy_gpu_names_its_process(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
     node.busy(3)
-    found = gpus(node)
-    assert [len(gpu["processes"]) for gpu in found] == [0, 0, 0, 1, 0, 0, 0, 0]
-    assert found[3]["processes"][0]["memory_used_mib"] == 512
-    assert found[3]["memory_used_mib"] >= 512
+    listed = gpus(node)
+    assert [len(gpu["processes"]) for gpu in listed] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert listed[3]["processes"][0]["memory_used_mib"] == 512
+    assert listed[3]["memory_used_mib"] >= 512
     assert parsed("nvidia-smi-table", node.ask())["processes"][0]["gpu"] == 3
     apps = node.ask("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader").strip()
     assert apps.startswith(node.hardware["gpus"][3]["uuid"])

@@ -34,10 +34,12 @@ def test_adapters_have_what_the_checks_look_for(tmp_path: Path, monkeypatch: pyt
     assert len(facts.infiniband or ()) == len(hardware["nics"])
     assert len(facts.rdma_nodes or ()) == 2 * len(hardware["nics"])
     # A RoCE port has each of its two addresses for both versions; InfiniBand's are not simulated.
-    tables = {tuple((gid.type, gid.ipv4) for gid in port.gids) for one in facts.infiniband or () for port in one.ports}
+    tables = {
+        tuple((gid.type, gid.ipv4) for gid in port.gids) for adapter in facts.infiniband or () for port in adapter.ports
+    }
     expected = [(kind, ipv4) for ipv4 in (False, True) for kind in ("IB/RoCE v1", "RoCE v2")]
     assert tables == {tuple(expected if name.endswith("-roce") else [])}
-    found = [finding for check in CHECKS for finding in registry[check].findings(facts, Expectation())]
-    assert [finding for finding in found if finding.status.value not in {"pass", "skip"}] == []
-    passed = {finding.check for finding in found if finding.status.value == "pass"}
+    findings = [finding for check in CHECKS for finding in registry[check].findings(facts, Expectation())]
+    assert [finding for finding in findings if finding.status.value not in {"pass", "skip"}] == []
+    passed = {finding.check for finding in findings if finding.status.value == "pass"}
     assert {"rdma.devices", "rdma.firmware", "rdma.ports"} <= passed

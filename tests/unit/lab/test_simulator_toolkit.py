@@ -74,8 +74,8 @@ class TestRuntimeConfiguration:
         ask("runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
         main = tomllib.loads(file.read_text(encoding="utf-8"))
         assert main == {"version": 3, "imports": ["/etc/own.toml", "/etc/containerd/conf.d/*.toml"]}
-        own = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
-        plugin = own["plugins"]["io.containerd.cri.v1.runtime"]
+        drop_in = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
+        plugin = drop_in["plugins"]["io.containerd.cri.v1.runtime"]
         assert (plugin["enable_cdi"], plugin["containerd"]["default_runtime_name"]) == (True, "nvidia")
         before = file.read_bytes()
         ask("runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
@@ -92,8 +92,8 @@ class TestRuntimeConfiguration:
         runc = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
         file.write_text(f"version = 2\n{runc}", encoding="utf-8")
         ask("runtime", "configure", "--runtime=containerd")
-        own = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
-        runtimes = own["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+        drop_in = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
+        runtimes = drop_in["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
         assert runtimes["runc"]["options"] == {"SystemdCgroup": True}
         assert runtimes["nvidia"]["options"] == {
             "SystemdCgroup": True,
@@ -151,8 +151,8 @@ class TestSpecification:
         monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", version)
         spec = yaml.safe_load(ask("cdi", "generate", *flags))
         assert spec["cdiVersion"] == spec_version
-        found = {tuple(device["containerEdits"].get("additionalGids", ())) for device in spec["devices"]}
-        assert found == {(44,) if spec_version == "0.7.0" else ()}
+        groups = {tuple(device["containerEdits"].get("additionalGids", ())) for device in spec["devices"]}
+        assert groups == {(44,) if spec_version == "0.7.0" else ()}
 
     def test_the_units_environment_counts(self, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
         node.lay("t4-1")
@@ -198,8 +198,8 @@ class TestHook:
 
 
 class TestRuntime:
-    def config(self, asked: str | None) -> dict[str, Any]:
-        env = ["PATH=/bin", *([f"NVIDIA_VISIBLE_DEVICES={asked}"] if asked is not None else [])]
+    def config(self, devices: str | None) -> dict[str, Any]:
+        env = ["PATH=/bin", *([f"NVIDIA_VISIBLE_DEVICES={devices}"] if devices is not None else [])]
         prestart = [{"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"]}]
         return {"process": {"env": env}, "mounts": [], "hooks": {"prestart": prestart}, "root": {"path": "rootfs"}}
 
@@ -217,10 +217,10 @@ class TestRuntime:
             "disable-device-node-modification",
         ]
 
-    @pytest.mark.parametrize("asked", [None, "", "void"])
-    def test_one_that_does_not_ask_is_left_alone(self, node: SimulatedNode, asked: str | None) -> None:  # noqa: F811
+    @pytest.mark.parametrize("devices", [None, "", "void"])
+    def test_one_that_does_not_ask_is_left_alone(self, node: SimulatedNode, devices: str | None) -> None:  # noqa: F811
         node.lay("l40s-4")
-        config = self.config(asked)
+        config = self.config(devices)
         before = json.dumps(config)
         assert not container_runtime.with_gpus(config)
         assert json.dumps(config) == before
@@ -228,8 +228,8 @@ class TestRuntime:
     def test_gpus_by_index_uuid_and_device_name(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("l40s-4")
         uuid = node.hardware["gpus"][2]["uuid"]
-        for asked, expected in (("all", [0, 1, 2, 3]), ("0,3", [0, 3]), (uuid, [2]), ("none", [])):
-            assert [gpu.index for gpu in container_runtime.chosen(asked) or []] == expected
+        for devices, expected in (("all", [0, 1, 2, 3]), ("0,3", [0, 3]), (uuid, [2]), ("none", [])):
+            assert [gpu.index for gpu in container_runtime.chosen(devices) or []] == expected
         assert [gpu.index for gpu in container_runtime.chosen("runtime.nvidia.com/gpu=2") or []] == [2]
         with pytest.raises(container_runtime.UnknownDeviceError, match="unknown device"):
             container_runtime.chosen("7")
@@ -242,7 +242,7 @@ class TestRuntime:
 
 
 def test_every_tool_has_its_function_and_a_script_that_compiles() -> None:
-    for tool, place in entry_points().items():
-        module, _, function = place.partition(":")
+    for tool, target in entry_points().items():
+        module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(f"gpunode.lab.simulator.{module}"), function or "main")), tool
         compile(script(tool), tool, "exec")
