@@ -31,7 +31,7 @@ FACTS = facts_from_bundle(Bundle.model_validate(HGX))
 
 
 def reported(node: NodeFacts, title: str) -> Advice:
-    return next(one for one in advise(node).advice if one.title == title)
+    return next(advice for advice in advise(node).advice if advice.title == title)
 
 
 def with_results(results: list[Document]) -> NodeFacts:
@@ -43,11 +43,11 @@ def with_results(results: list[Document]) -> NodeFacts:
 def changed(name: str, **fields: Any) -> NodeFacts:
     """Return the node with other fields in each record of a name."""
     assert any(record["record"] == name for record in HGX["results"])
-    return with_results([{**one, **fields} if one["record"] == name else one for one in HGX["results"]])
+    return with_results([{**record, **fields} if record["record"] == name else record for record in HGX["results"]])
 
 
 def with_values(name: str, **values: Any) -> NodeFacts:
-    (record, *_) = (one for one in HGX["results"] if one["record"] == name)
+    (record, *_) = (record for record in HGX["results"] if record["record"] == name)
     return changed(name, values={**record["values"], **values})
 
 
@@ -69,9 +69,9 @@ def with_values(name: str, **values: Any) -> NodeFacts:
     ],
 )
 def test_the_numbers_are_those_of_the_node(title: str, numbers: list[str]) -> None:
-    one = reported(FACTS, title)
-    assert one.missing is None
-    assert [part for part in numbers if part not in " ".join(one.numbers)] == []
+    advice = reported(FACTS, title)
+    assert advice.missing is None
+    assert [part for part in numbers if part not in " ".join(advice.numbers)] == []
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_the_numbers_are_those_of_the_node(title: str, numbers: list[str]) -> No
 def test_a_result_that_is_none_gives_no_number(title: str, record: str, state: Document) -> None:
     """Neither what broke nor what ran on a processor is a figure of this node's GPUs."""
     if "device" in state:
-        ran_on = next(one["device"] for one in HGX["results"] if one["record"] == record)
+        ran_on = next(row["device"] for row in HGX["results"] if row["record"] == record)
         state = {"device": "cpu" if ran_on == "cuda" else "cuda"}
-    one = reported(changed(record, **state), title)
-    assert one.missing is not None
-    assert one.missing.startswith("gpunode validate HOST")
+    advice = reported(changed(record, **state), title)
+    assert advice.missing is not None
+    assert advice.missing.startswith("gpunode validate HOST")
 
 
 def test_the_advice_follows_the_measurement() -> None:
@@ -109,8 +109,8 @@ def test_the_advice_follows_the_measurement() -> None:
     many = reported(with_values("storage.dataloader", advised_workers=64), "loader workers")
     assert "num_workers=13," in many.advice
     assert "64 do not fit the 14 cores per GPU" in many.numbers[0]
-    copies = next(one["values"]["copies"] for one in HGX["results"] if one["record"] == "copy.host")
-    equal = [{**one, "bandwidth_gb_per_s": 11.0} for one in copies]
+    copies = next(record["values"]["copies"] for record in HGX["results"] if record["record"] == "copy.host")
+    equal = [{**row, "bandwidth_gb_per_s": 11.0} for row in copies]
     assert "does not copy faster" in reported(with_values("copy.host", copies=equal), "pinned memory").advice
     slow = reported(with_values("ddp.replicated", step_seconds=0.1), "data parallel")
     assert "8 GPUs do 20 % of 8 single ones" in slow.numbers[0]
@@ -118,9 +118,9 @@ def test_the_advice_follows_the_measurement() -> None:
 
 def test_old_gpus_get_float16_with_a_scaler() -> None:
     for machine in (T4_1, V100_2):
-        one = reported(facts_from_bundle(Bundle.model_validate(bundle(machine))), "mixed precision")
-        assert "float16" in one.advice
-        assert "GradScaler" in one.advice
+        advice = reported(facts_from_bundle(Bundle.model_validate(bundle(machine))), "mixed precision")
+        assert "float16" in advice.advice
+        assert "GradScaler" in advice.advice
     assert "bfloat16" in reported(FACTS, "mixed precision").advice
 
 
@@ -145,10 +145,10 @@ def test_damaged_results_leave_each_advice_with_a_reason() -> None:
             key = seeded.choice(sorted(record["values"]) or ["x"])
             record["values"][key] = seeded.choice(values)
         node = advise(with_results(results))
-        assert all(one.numbers or one.source for one in node.advice)
-        steps = [list(STEPS).index(one.step) for one in node.advice]
+        assert all(advice.numbers or advice.source for advice in node.advice)
+        steps = [list(STEPS).index(advice.step) for advice in node.advice]
         assert steps == sorted(steps)
-        assert "inf" not in " ".join(number for one in node.advice for number in one.numbers)
+        assert "inf" not in " ".join(number for advice in node.advice for number in advice.numbers)
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,30 +111,30 @@ def facts(network: Network, **changes: Any) -> NodeFacts:
             for name, (state, speed) in network.nics.items()
         ),
         addressed=network.addressed,
-        infiniband=tuple(device(one) for one in network.hcas),
+        infiniband=tuple(device(hca) for hca in network.hcas),
         topology=topology(network.hcas),
         **changes,
     )  # fmt: skip
 
 
-def device(one: Hca) -> IbDevice:
+def device(hca: Hca) -> IbDevice:
     port = IbPort(
-        port=1, state=one.state, physical_state="LinkUp", rate_gbit_per_s=one.rate, rate=None, link_layer=one.layer,
-        lid=1, interfaces=(one.interface,) if one.interface else (),
+        port=1, state=hca.state, physical_state="LinkUp", rate_gbit_per_s=hca.rate, rate=None, link_layer=hca.layer,
+        lid=1, interfaces=(hca.interface,) if hca.interface else (),
     )  # fmt: skip
-    return IbDevice(name=one.name, firmware=None, board_id=None, type=None, slot=None, numa_node=0, ports=(port,))
+    return IbDevice(name=hca.name, firmware=None, board_id=None, type=None, slot=None, numa_node=0, ports=(port,))
 
 
 def topology(hcas: tuple[Hca, ...]) -> Smi[Topology]:
     """As nvidia-smi prints a machine of eight GPUs (captures of 8 x H100), read by the parser."""
-    shown = [one for one in hcas if one.link]
+    shown = [hca for hca in hcas if hca.link]
     labels = [f"GPU{gpu}" for gpu in range(GPUS)] + [f"NIC{index}" for index in range(len(shown))]
     rows = ["\t".join(["", *labels, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
     for gpu in range(GPUS):
         peers = ["X" if other == gpu else "NV18" for other in range(GPUS)]
-        nics = [(one.link or "SYS") if index % GPUS == gpu else "SYS" for index, one in enumerate(shown)]
+        nics = [(hca.link or "SYS") if index % GPUS == gpu else "SYS" for index, hca in enumerate(shown)]
         rows.append("\t".join([f"GPU{gpu}", *peers, *nics, "0-55,112-167", "0", "N/A"]))
-    legend = [f"  NIC{index}: {one.name}" for index, one in enumerate(shown)]
+    legend = [f"  NIC{index}: {hca.name}" for index, hca in enumerate(shown)]
     return Smi[Topology](
         document=parsed("nvidia-smi-topo", "\n".join([*rows, "", "Legend:", "", "NIC Legend:", "", *legend]))
     )
@@ -151,9 +151,9 @@ def refused(node: NodeFacts, values: dict[str, str]) -> list[str]:
     chosen = values.get("NCCL_IB_HCA")
     if chosen is not None:
         names = chosen.removeprefix("=").split(",")
-        active = {one.name for one in node.infiniband or () if any(port.state == "ACTIVE" for port in one.ports)}
-        there = {one.name for one in node.infiniband or ()}
-        bad += [chosen] if len(names) > 32 or not set(names) & active or set(names) - there else []
+        active = {hca.name for hca in node.infiniband or () if any(port.state == "ACTIVE" for port in hca.ports)}
+        existing = {hca.name for hca in node.infiniband or ()}
+        bad += [chosen] if len(names) > 32 or not set(names) & active or set(names) - existing else []
     return bad
 
 
@@ -186,7 +186,7 @@ def test_what_was_not_seen_is_left_to_nccl() -> None:
 
 def test_interfaces_that_were_not_seen_are_not_called_slow() -> None:
     bare = roce(None).model_copy(update={"nics": None, "gaps": {"nics": "not read"}})
-    reported = {one.name: one.reason for one in tune_node(bare, "training").left_alone}
+    reported = {setting.name: setting.reason for setting in tune_node(bare, "training").left_alone}
     assert "not read" in reported["NCCL_SOCKET_NTHREADS"]
 
 
@@ -203,13 +203,13 @@ def roce(version: str | None, *tables: tuple[int, ...], layer: str = "Ethernet")
     """A node with a port for each table of indices of RoCE v2 over IPv4, and a libnccl."""
     hcas = tuple(device(Hca(f"mlx5_{number}", layer=layer)) for number, _ in enumerate(tables))
     gids = [(*GIDS, *(Gid(index=index, type="RoCE v2", ipv4=True) for index in table)) for table in tables]
-    found = tuple(
+    adapters = tuple(
         hca.model_copy(update={"ports": (hca.ports[0].model_copy(update={"gids": table}),)})
         for hca, table in zip(hcas, gids, strict=True)
     )
     path = f"/usr/lib/x86_64-linux-gnu/libnccl.so.{version}"
     library = LibraryFile(name="libnccl", path=path, file=path, version=version, in_cache=True, used=True)
-    return node(infiniband=found, libraries=(library,) if version else ())
+    return node(infiniband=adapters, libraries=(library,) if version else ())
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,9 @@ def test_an_old_nccl_is_given_the_gid_that_a_new_one_finds(
     version: str | None, tables: tuple[tuple[int, ...], ...], value: str | None
 ) -> None:
     of_node = tune_node(roce(version, *tables), "training")
-    assert {one.name: one.value for one in of_node.nccl}.get("NCCL_IB_GID_INDEX") == value
+    assert {setting.name: setting.value for setting in of_node.nccl}.get("NCCL_IB_GID_INDEX") == value
     assert not [
-        one for one in tune_node(roce(version, *tables, layer="InfiniBand"), "training").nccl if "GID" in one.name
+        setting
+        for setting in tune_node(roce(version, *tables, layer="InfiniBand"), "training").nccl
+        if "GID" in setting.name
     ]

@@ -93,7 +93,7 @@ def docker(tuning: Tuning) -> list[str]:
 
 
 def left(tuning: Tuning, name: str) -> str:
-    return next(one.reason for one in tuning.left_alone if one.name == name)
+    return next(setting.reason for setting in tuning.left_alone if setting.name == name)
 
 
 def test_nothing_is_known_and_nothing_is_guessed() -> None:
@@ -116,9 +116,9 @@ def test_every_value_has_a_reason_and_a_source_that_the_catalog_has(workload: An
         for key in re.findall(r"sources\.yml, (\w+)", setting.source):
             assert key in load().sources
         assert "catalog" in setting.source
-    assert all(one.reason for one in tuning.left_alone)
+    assert all(setting.reason for setting in tuning.left_alone)
     names = {setting.name for setting in tuning.environment}
-    assert not names & {one.name for one in tuning.left_alone}
+    assert not names & {setting.name for setting in tuning.left_alone}
 
 
 def numa(number: int) -> tuple[NumaNode, ...]:
@@ -179,8 +179,8 @@ def test_threads_are_cores_for_each_gpu(number: int, value: str | None) -> None:
     ],
 )
 def test_gpus_come_in_as_the_engine_has_it(facts: dict[str, Any], argument: str | None) -> None:
-    given = [one for one in docker(tune(node(**facts), "pytorch")) if "gpu" in one or "nvidia" in one]
-    assert given == ([argument] if argument else [])
+    arguments = [text for text in docker(tune(node(**facts), "pytorch")) if "gpu" in text or "nvidia" in text]
+    assert arguments == ([argument] if argument else [])
     beside = "--env NVIDIA_VISIBLE_DEVICES=all" in docker(tune(node(**facts), "pytorch"))
     assert beside is (argument == "--runtime nvidia")
 
@@ -215,11 +215,11 @@ def test_expandable_segments_are_set_where_they_are_asked_for(version: str | Non
     values = {"version": version, "available": True, "count": 8}
     records = (Record(record="versions.torch", device="cuda", seconds=1.0, values=values),) if version else None
     facts = node(records=records)
-    assert not [one for one in environment(tune(facts, "pytorch")) if one.startswith("PYTORCH_")]
+    assert not [variable for variable in environment(tune(facts, "pytorch")) if variable.startswith("PYTORCH_")]
     assert "CUDA IPC" in left(tune(facts, "pytorch"), "PYTORCH_CUDA_ALLOC_CONF")
-    found = environment(tune(facts, "pytorch", expandable=True))
-    assert found[name] == "expandable_segments:True"
-    assert len([one for one in found if one.startswith("PYTORCH_")]) == 1
+    variables = environment(tune(facts, "pytorch", expandable=True))
+    assert variables[name] == "expandable_segments:True"
+    assert len([variable for variable in variables if variable.startswith("PYTORCH_")]) == 1
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ def test_expandable_segments_are_set_where_they_are_asked_for(version: str | Non
 def test_threads_keep_to_the_processors_of_a_cpuset(allowed: int | None, value: str) -> None:
     tuning = tune(node(cpus_allowed=allowed), "pytorch")
     assert environment(tuning).get("OMP_NUM_THREADS") == value
-    reasons = [one.reason for one in tuning.environment if one.name == "OMP_NUM_THREADS"]
+    reasons = [setting.reason for setting in tuning.environment if setting.name == "OMP_NUM_THREADS"]
     assert [("cpuset" in reason) for reason in reasons] == ([] if value is None else [value != "14"])
 
 
 def test_tensorflow_has_its_own() -> None:
-    found = environment(tune(node(), "tensorflow"))
-    assert found["TF_GPU_THREAD_MODE"] == "gpu_private"
-    assert not [name for name in found if name.startswith("PYTORCH_")]
+    variables = environment(tune(node(), "tensorflow"))
+    assert variables["TF_GPU_THREAD_MODE"] == "gpu_private"
+    assert not [name for name in variables if name.startswith("PYTORCH_")]
     assert not [name for name in environment(tune(node(), "pytorch")) if name.startswith("TF_")]
 
 

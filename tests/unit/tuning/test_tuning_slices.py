@@ -78,7 +78,7 @@ def test_the_arguments_are_those_of_the_slice() -> None:
     assert named["--memory"] == f"{part.memory_gib}g"
     assert "OMP_NUM_THREADS=7" in words
     assert f"CUDA_VISIBLE_DEVICES={','.join(part.uuids)}" in words
-    assert [(one.name, one.value) for one in tuning.program] == [("DataLoader(num_workers)", "7")]
+    assert [(setting.name, setting.value) for setting in tuning.program] == [("DataLoader(num_workers)", "7")]
     assert f"taskset --cpu-list {part.cpus}" in shell(tuning)
     assert f"CPUAffinity={part.cpus}\n" in systemd(tuning)
     assert f"MemoryMax={part.memory_gib}G\n" in systemd(tuning)
@@ -125,9 +125,9 @@ def test_an_engine_passes_no_other_gpu(gpus: str, facts: dict[str, Any], argumen
     part = slice_of(plain, GpuRequest.parse(gpus))
     names = ("--gpus", "--runtime", "--env")
     shown = [
-        f"{one.name} {one.value}"
-        for one in tune(plain, "pytorch", part=part).docker
-        if one.name in names or "nvidia" in one.value
+        f"{setting.name} {setting.value}"
+        for setting in tune(plain, "pytorch", part=part).docker
+        if setting.name in names or "nvidia" in setting.value
     ]
     for gpu in plain.smi_gpus:
         shown = [text.replace(gpu.uuid or "-", f"UUID{gpu.index}") for text in shown]
@@ -158,7 +158,7 @@ def test_what_a_slice_refuses(request_: str, facts: dict[str, Any], error: type[
 @pytest.mark.parametrize(
     "change",
     [{"mig_mode": True}, {"compute_mode": "Prohibited"}, {"reset_required": True}],
-    ids=lambda one: next(iter(one)),
+    ids=lambda change: next(iter(change)),
 )
 def test_a_gpu_on_which_nothing_runs_is_in_no_slice(change: dict[str, Any]) -> None:
     broken = with_gpus(gpu0=change)
@@ -196,7 +196,7 @@ def test_a_gpu_has_two_names_and_one_place() -> None:
 
 
 def test_measured_workers_come_before_the_rule() -> None:
-    (record,) = (one for one in storage() if one["record"] == "storage.dataloader")
+    (record,) = (row for row in storage() if row["record"] == "storage.dataloader")
     for advised, expected in ((3, (11, 3)), (200, (1, 13)), (0, (14, 0))):
         document = copy.deepcopy(bundle(HGX))
         changed = {**record, "values": {**record["values"], "advised_workers": advised}}
@@ -216,7 +216,8 @@ def machines(draw: st.DrawFn) -> NodeFacts:
     offline = draw(st.sets(st.integers(0, total * threads - 1), max_size=total * threads // 2))
     online = [cpu for cpu in range(total * threads) if cpu not in offline] or [0]
     of_core = [
-        [core * threads + one if adjacent else core + total * one for one in range(threads)] for core in range(total)
+        [core * threads + thread if adjacent else core + total * thread for thread in range(threads)]
+        for core in range(total)
     ]
     gpus, smi = [], []
     for index in range(draw(st.integers(1, 12))):
@@ -273,8 +274,8 @@ def test_slices_of_other_gpus_share_nothing(facts: NodeFacts, data: st.DataObjec
         cpus = cpu_list(part.cpus)
         assert set(cpus) <= online
         assert len(cpus) == part.processors
-        assert {cpu for cpu in online if core_of(cpu) in {core_of(one) for one in cpus}} == set(cpus)
-        assert part.cores == len({core_of(one) for one in cpus})
+        assert {cpu for cpu in online if core_of(cpu) in {core_of(slice_cpu) for slice_cpu in cpus}} == set(cpus)
+        assert part.cores == len({core_of(cpu) for cpu in cpus})
         assert (part.threads + part.workers) * len(part.gpus) <= part.cores
         assert (part.threads > 0) == bool(cpus)
         assert part.shm_gib <= max(1, part.memory_gib // 2) if part.memory_gib else part.shm_gib == 1
