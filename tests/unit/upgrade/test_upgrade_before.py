@@ -100,8 +100,8 @@ def test_the_reason_why_nothing_was_measured_is_that_of_the_container(tmp_path: 
 
     seen: list[NodeLook] = []
     judge: Any = Judge()
-    found = look_at(Connections({}, (), 1, 1), judge, (), each=seen.append)["gpu-1"]
-    assert seen == [found]
-    assert write_measured(tmp_path, found, "image") == {
+    node_look = look_at(Connections({}, (), 1, 1), judge, (), each=seen.append)["gpu-1"]
+    assert seen == [node_look]
+    assert write_measured(tmp_path, node_look, "image") == {
         "gpu-1": "nothing was measured before the change: no Docker engine"
     }

@@ -62,28 +62,30 @@ def table() -> Iterator[None]:
     print()
     for row in [HEADS, *ROWS]:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    found = ", ".join(f"{TOTALS[what]} {what}" for what in ("nodes lost", "unproven returns", "foreign drains ended"))
-    print(f"{len(ROWS)} drills: {found}")
+    totals = ", ".join(
+        f"{TOTALS[label]} {label}" for label in ("nodes lost", "unproven returns", "foreign drains ended")
+    )
+    print(f"{len(ROWS)} drills: {totals}")
 
 
 @pytest.fixture
 def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Drill]:
     """A drill; what holds after each of them is tested at its end."""
     count = getattr(request, "param", 5)
-    found = Drill(simulate(tmp_path, monkeypatch, count), tmp_path)
-    yield found
-    world = found.world
-    lost = [name for name in world.nodes if not cared_for(found, name)]
+    current = Drill(simulate(tmp_path, monkeypatch, count), tmp_path)
+    yield current
+    world = current.world
+    lost = [name for name in world.nodes if not cared_for(current, name)]
     TOTALS["nodes lost"] += len(lost)
     TOTALS["unproven returns"] += len(world.unproven)
     TOTALS["foreign drains ended"] += len(world.foreign_ended)
     assert world.unproven == []
     assert world.foreign_ended == []
     assert lost == []
-    counts = Counter(found.ends.values())
-    ends = ", ".join([*(f"{number} {state}" for state, number in counts.items()), *found.extra])
+    counts = Counter(current.ends.values())
+    ends = ", ".join([*(f"{number} {state}" for state, number in counts.items()), *current.extra])
     proved = counts["returned"] + counts["rolled-back"]
-    ROWS.append((found.name, found.broken, ends, f"{proved} of {proved}" if proved else "none returned"))
+    ROWS.append((current.name, current.broken, ends, f"{proved} of {proved}" if proved else "none returned"))
 
 
 def cared_for(drill: Drill, name: str) -> bool:
@@ -147,7 +149,7 @@ def test_the_controller_is_killed_before_and_after_each_write_of_its_journal(
                 break
         monkeypatch.setattr(Journal, "write", write)
         assert upgraded("--waves", "1") == 0, killed
-        assert {one["loaded"] for one in drill.world.nodes.values()} == {NEW}
+        assert {state["loaded"] for state in drill.world.nodes.values()} == {NEW}
         assert not list(drill.world.folder.glob("drained-*")) + list(drill.world.folder.glob("*/*.json"))
         assert drill.world.unproven == []
         killed += 1
@@ -174,8 +176,8 @@ def test_the_program_on_the_node_is_killed_at_each_step(
             assert node_program.answer({**question, "op": earlier}, folder, 0) == {"refused": ""}
         left = [at]
         with monkeypatch.context() as patch:
-            for place, name in steps:
-                real = getattr(place, name)
+            for target, name in steps:
+                real = getattr(target, name)
 
                 def step(*words: Any, real: Any = real, left: list[int] = left, **named: Any) -> Any:
                     left[0] -= 1
@@ -183,7 +185,7 @@ def test_the_program_on_the_node_is_killed_at_each_step(
                         raise KilledError
                     return real(*words, **named)
 
-                patch.setattr(place, name, step)
+                patch.setattr(target, name, step)
             try:
                 node_program.answer(question, folder, 1)
             except KilledError:
@@ -245,7 +247,7 @@ def test_an_administrator_drains_in_the_middle(drill: Drill) -> None:
     (drill.world.folder / "drained-gpu-1").unlink()
     assert upgraded() == 0
     assert set(drill.ends.values()) == {"returned"}
-    assert {one["loaded"] for one in drill.world.nodes.values()} == {NEW}
+    assert {state["loaded"] for state in drill.world.nodes.values()} == {NEW}
 
 
 def test_a_scheduler_is_silent_for_a_moment(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +324,7 @@ def test_a_foreign_drain_before(drill: Drill, capsys: pytest.CaptureFixture[str]
 def test_a_failed_canary_leaves_the_others_untouched(drill: Drill, capsys: pytest.CaptureFixture[str]) -> None:
     drill.name, drill.broken = "canary fails", "the driver does not load on the canary"
     drill.world.boots = lambda name: drill.world.nodes[name]["installed"] == OLD
-    before = {name: dict(one) for name, one in drill.world.nodes.items()}
+    before = {name: dict(state) for name, state in drill.world.nodes.items()}
     assert upgraded() == 1
     assert (
         f"gpu-1: rolled-back, {OLD} -> {NEW}, 0 min out of service: driver {OLD} is loaded" in capsys.readouterr().out
@@ -413,8 +415,8 @@ def test_the_next_boot_has_no_working_driver(
         "gpunode_reboot": "when_needed", "gpunode_allow_busy": False, "gpunode_reboot_for_updates": False,
         "gpunode_change": "",
     }  # fmt: skip
-    asked = context(boot_id="own", machine_id="own", reboot_reasons=("a new driver is installed",))
-    manifest = reboot.plan(known, settings, asked)
+    role_context = context(boot_id="own", machine_id="own", reboot_reasons=("a new driver is installed",))
+    manifest = reboot.plan(known, settings, role_context)
     assert reason in manifest.notes[0]
     drill.world.boots = lambda name: manifest.pending or drill.world.nodes[name]["installed"] == OLD
     assert upgraded() == 1
@@ -450,7 +452,7 @@ def test_a_drain_never_ends(drill: Drill) -> None:
         "drain gpu-1",
         "resume gpu-1",
     ]
-    assert {one["installed"] for one in drill.world.nodes.values()} == {OLD}
+    assert {state["installed"] for state in drill.world.nodes.values()} == {OLD}
 
 
 def test_a_job_starts_between_drain_and_stop(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +471,7 @@ def test_a_job_starts_between_drain_and_stop(drill: Drill, monkeypatch: pytest.M
     assert upgraded("--drain-wait", "1") == 1
     assert "not idle: GPUs are in use" in latest(drill.folder).record.nodes["gpu-1"].reason
     assert set(drill.ends.values()) == {"planned"}
-    assert {one["installed"] for one in drill.world.nodes.values()} == {OLD}
+    assert {state["installed"] for state in drill.world.nodes.values()} == {OLD}
     assert not (drill.world.folder / "drained-gpu-1").exists()
 
 
@@ -639,13 +641,13 @@ def test_three_failures_among_ten_nodes_and_a_budget_of_one(drill: Drill) -> Non
 
 def test_an_old_controller_wakes_after_another_took_its_lease(drill: Drill) -> None:
     drill.name, drill.broken = "heartbeat lost, old controller wakes", "the lease of gpu-1 expired and was taken over"
-    place = drill.world.folder / "gpu-1"
+    folder = drill.world.folder / "gpu-1"
 
     def take_over(names: Sequence[str]) -> None:
-        lease = json.loads((place / node_program.LEASE).read_text())
-        (place / node_program.LEASE).write_text(json.dumps({**lease, "beat": 0}))
+        lease = json.loads((folder / node_program.LEASE).read_text())
+        (folder / node_program.LEASE).write_text(json.dumps({**lease, "beat": 0}))
         other = {"op": "take", "token": "other", "owner": "root@admin2", "lasts_s": 9999, "findings": []}
-        assert node_program.answer(other, place) == {"refused": ""}
+        assert node_program.answer(other, folder) == {"refused": ""}
 
     # While it is prepared the node is not drained: its lease may be taken over.
     once(drill, "prepare.yml", take_over)
@@ -653,7 +655,7 @@ def test_an_old_controller_wakes_after_another_took_its_lease(drill: Drill) -> N
     assert set(drill.ends.values()) == {"planned"}
     assert "held by root@admin2" in latest(drill.folder).record.nodes["gpu-1"].reason
     assert not [line for line in drill.world.events if line.startswith("drain")]
-    (place / node_program.LEASE).unlink()
+    (folder / node_program.LEASE).unlink()
 
 
 @pytest.mark.parametrize("jump_s", [-10 * 86400, 10 * 86400])
@@ -737,7 +739,7 @@ def test_a_member_of_a_failure_domain_fails(drill: Drill) -> None:
         **dict.fromkeys(("gpu-1", "gpu-2", "gpu-3"), "rolled-back"),
         **dict.fromkeys(("gpu-4", "gpu-5"), "planned"),
     }
-    assert {one["loaded"] for one in drill.world.nodes.values()} == {OLD}
+    assert {state["loaded"] for state in drill.world.nodes.values()} == {OLD}
 
 
 def test_a_held_member_of_a_failure_domain_stops_the_others(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -757,7 +759,7 @@ def test_a_held_member_of_a_failure_domain_stops_the_others(drill: Drill, monkey
         assert upgraded() == 1
     for _ in range(2):
         assert drill.ends == {"gpu-2": "held", **{f"gpu-{n}": "planned" for n in (1, 3, 4, 5)}}
-        assert {one["installed"] for one in drill.world.nodes.values()} == {OLD}
+        assert {state["installed"] for state in drill.world.nodes.values()} == {OLD}
         assert upgraded() == 1
     assert latest(drill.folder).record.nodes["gpu-1"].reason == "rack-1: gpu-2 is held"
     foreign.unlink()

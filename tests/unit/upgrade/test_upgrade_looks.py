@@ -29,10 +29,10 @@ from gpunode.upgrade.looks import EXTRACTS, LOOK, Connections, look_at
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all numbers in a document."""
-    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        if isinstance(one, int | float) and not isinstance(one, bool):
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if isinstance(child, int | float) and not isinstance(child, bool):
             yield (*path, key)
-        yield from numbers(one, (*path, key))
+        yield from numbers(child, (*path, key))
 
 
 def test_a_number_that_is_not_finite_is_the_reason_of_its_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,13 +52,13 @@ def test_a_number_that_is_not_finite_is_the_reason_of_its_node_alone(monkeypatch
         host = f"bad-{number}"
         answers.append(Collected(host, Answer(answer, host=host, records=tuple(damaged)), None, 1.0))
     monkeypatch.setattr(looks, "collect", lambda *_, **__: iter(answers))
-    targets = {one.host: Target(one.host, "local") for one in answers}
+    targets = {answer.host: Target(answer.host, "local") for answer in answers}
     with Evaluator(JudgingRequest(extracts=EXTRACTS)) as evaluator:
-        found = look_at(Connections(targets, (), 1, 1), evaluator, targets)
-    assert list(found) == list(targets)
-    assert found["good"].snapshot is not None
-    assert found["good"].snapshot.figures
-    for look in found.values():
+        looks_by_host = look_at(Connections(targets, (), 1, 1), evaluator, targets)
+    assert list(looks_by_host) == list(targets)
+    assert looks_by_host["good"].snapshot is not None
+    assert looks_by_host["good"].snapshot.figures
+    for look in looks_by_host.values():
         values = [figure.value for figure in look.snapshot.figures] if look.snapshot is not None else []
         assert all(map(math.isfinite, values))
         assert bool(look.reason) == (look.snapshot is None)

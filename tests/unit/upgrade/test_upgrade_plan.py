@@ -27,8 +27,8 @@ from gpunode.upgrade.waves import wave_numbers, wave_sizes
     ],
 )
 def test_sizes_of_waves(nodes: int, canary: int, waves: str, expected: list[int]) -> None:
-    found = wave_numbers(nodes, canary, wave_sizes(waves))
-    assert [found.count(wave) for wave in sorted(set(found))] == expected
+    numbers = wave_numbers(nodes, canary, wave_sizes(waves))
+    assert [numbers.count(wave) for wave in sorted(set(numbers))] == expected
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_sizes_of_waves(nodes: int, canary: int, waves: str, expected: list[int]
     ],
 )
 def test_an_image_that_every_release_supports(releases: set[str], image: str) -> None:
-    found = image_for_releases(releases, {"x86_64"}, {"h100-sxm5-80gb"})
-    assert found == load().workload_images[image].reference
+    reference = image_for_releases(releases, {"x86_64"}, {"h100-sxm5-80gb"})
+    assert reference == load().workload_images[image].reference
 
 
 def test_no_image_for_every_release_is_one_line() -> None:
@@ -69,6 +69,6 @@ def test_hosts_in_place_of_a_file_may_be_long(tmp_path: Path) -> None:
     hosts, file = ",".join(f"gpu-{number:04}" for number in range(60)), tmp_path / "hosts.yml"
     file.touch()
     unset: dict[str, Any] = dict.fromkeys((field.name for field in fields(ChangeOptions)), None)
-    given = {"inventories": (hosts, str(file), "a\0b"), "scheduler": "none", "extra_vars": ()}
-    command = ChangeCommand(ChangeOptions(**(unset | given)), ChangeGoal("--to 595"))
+    options = {"inventories": (hosts, str(file), "a\0b"), "scheduler": "none", "extra_vars": ()}
+    command = ChangeCommand(ChangeOptions(**(unset | options)), ChangeGoal("--to 595"))
     assert command.identity[:3] == (hosts, str(file), "a\0b")

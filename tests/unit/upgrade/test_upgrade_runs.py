@@ -53,8 +53,8 @@ def test_after_kill_9_nothing_starts_beside_a_playbook_that_still_runs(tmp_path:
     assert not runs()
 
 
-def _until(what: Callable[[], bool], limit_s: float = 60) -> None:
+def _until(condition: Callable[[], bool], limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
-    while not what():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
