@@ -83,8 +83,8 @@ def test_a_second_run_copies_nothing_and_counts_as_use(
     assert stage(source, shelf) == 0
     assert "nothing to copy" in capsys.readouterr().err
     assert (shelf / "set" / "big").stat().st_ino == inode
-    (one,) = StagingFolder(shelf).copies()
-    assert time.time() - one.used_at < 60
+    (copy,) = StagingFolder(shelf).copies()
+    assert time.time() - copy.used_at < 60
 
 
 def test_changes_of_the_source_are_followed(source: Path, shelf: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_ended_run_continues_with_the_pieces_that_are_missing(
     assert stage(source, shelf) == 0
     assert content(shelf / "set") == content(source)
     assert len(written) == 3
-    assert not {(one.file.path, one.at) for one in written} & {(one.file.path, one.at) for one in again}
+    assert not {(piece.file.path, piece.at) for piece in written} & {(piece.file.path, piece.at) for piece in again}
     assert not list((shelf / "set").rglob(f"*{copying.PART}"))
 
 
@@ -221,9 +221,9 @@ def three(tmp_path: Path, shelf: Path) -> Path:
 
 
 def names(shelf: Path) -> set[str]:
-    there = {path.name for path in shelf.iterdir()} - {FOLDER}
-    assert there == {one.name for one in StagingFolder(shelf).copies()}
-    return there
+    folders = {path.name for path in shelf.iterdir()} - {FOLDER}
+    assert folders == {copy.name for copy in StagingFolder(shelf).copies()}
+    return folders
 
 
 def test_the_least_recently_used_copy_leaves_first(source: Path, three: Path) -> None:
@@ -270,8 +270,8 @@ def test_a_mount_of_a_container_is_use(tmp_path: Path) -> None:
         process = tmp_path / "proc" / str(number + 1)
         (process / "fd").mkdir(parents=True)
         (process / "mountinfo").write_text(f"22 1 8:1 {root} /data rw - ext4 /dev/sda1 rw\n")
-        for place, file in enumerate(files):
-            (process / "fd" / str(place)).symlink_to(file)
+        for descriptor, file in enumerate(files):
+            (process / "fd" / str(descriptor)).symlink_to(file)
     (tmp_path / "proc" / "self").mkdir()
     (tmp_path / "proc" / "self" / "mountinfo").write_text(f"22 1 8:1 /disk {tmp_path} rw - ext4 /dev/sda1 rw\n")
     assert in_use(folders, tmp_path / "proc") == {folders[0], folders[1]}
@@ -383,9 +383,9 @@ def test_a_source_that_hangs_ends_the_run(
 
 
 def test_another_runs_lock_is_waited_for_within_a_limit(source: Path, shelf: Path) -> None:
-    place = StagingFolder(shelf)
-    place.open()
-    with place.lock("set", 1, print):
+    folder = StagingFolder(shelf)
+    folder.open()
+    with folder.lock("set", 1, print):
         assert stage(source, shelf, "--wait", "0") == 3
 
 
@@ -399,9 +399,9 @@ def test_names_that_are_no_utf_8_are_copied(source: Path, shelf: Path) -> None:
 def test_the_list_is_a_table_and_json(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert stage("--list", three, "--format", "json") == 0
-    rows = [StagedCopy.model_validate(one) for one in json.loads(capsys.readouterr().out)]
-    assert [one.name for one in rows] == ["one", "two", "three"]
-    assert {one.bytes for one in rows} == {100_000}
+    rows = [StagedCopy.model_validate(row) for row in json.loads(capsys.readouterr().out)]
+    assert [copy.name for copy in rows] == ["one", "two", "three"]
+    assert {copy.bytes for copy in rows} == {100_000}
     assert stage("--list", three) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
 
