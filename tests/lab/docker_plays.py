@@ -38,8 +38,8 @@ class Roles:
 
     def daemon(self) -> dict[str, Any]:
         """daemon.json as it is."""
-        found: dict[str, Any] = json.loads(self.site.sh(f"cat {DAEMON}"))
-        return found
+        settings: dict[str, Any] = json.loads(self.site.sh(f"cat {DAEMON}"))
+        return settings
 
     def restart_count(self) -> str:
         """Changes with every start of the daemon."""

@@ -59,8 +59,8 @@ class User:
             self.feed()
             if number % PEEK_EVERY == 0:
                 self.lock()
-                for place in self.leaks():
-                    print("LEAK", place)
+                for leak in self.leaks():
+                    print("LEAK", leak)
                 print(number, flush=True)
             number += 1
 

@@ -100,10 +100,10 @@ class Playbooks:
         ended = Run(done.returncode, done.stdout + done.stderr)
         task = ""
         for line in done.stdout.splitlines():
-            if found := re.match(r"TASK \[(?:[\w.]+ : )?(.*)\] \*", line):
-                task = found[1]
-            elif found := re.match(r"changed: \[[^\]]+\](?: => \(item=(.*)\))?", line):
-                ended.changed.setdefault(task, []).append(found[1] or "")
+            if match := re.match(r"TASK \[(?:[\w.]+ : )?(.*)\] \*", line):
+                task = match[1]
+            elif match := re.match(r"changed: \[[^\]]+\](?: => \(item=(.*)\))?", line):
+                ended.changed.setdefault(task, []).append(match[1] or "")
         return ended
 
     def sh(self, script: str) -> str:

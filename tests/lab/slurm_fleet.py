@@ -83,14 +83,14 @@ class Upgraded:
 
     @property
     def nodes(self) -> dict[str, dict[str, Any]]:
-        found = self.journal["nodes"]
-        assert isinstance(found, dict)
-        return found
+        nodes = self.journal["nodes"]
+        assert isinstance(nodes, dict)
+        return nodes
 
     def times(self, name: str) -> list[tuple[str, str]]:
-        found = self.nodes[name]["times"]
-        assert isinstance(found, list)
-        return [(what, at) for what, at in found]
+        times = self.nodes[name]["times"]
+        assert isinstance(times, list)
+        return [(step, at) for step, at in times]
 
     @property
     def shown(self) -> str:
@@ -279,8 +279,8 @@ class Fleet:
 
     def journal(self) -> dict[str, object]:
         """The journal of the latest run."""
-        found = self.runs()
-        return dict(json.loads(found[-1].read_text())) if found else {}
+        paths = self.runs()
+        return dict(json.loads(paths[-1].read_text())) if paths else {}
 
     def wait_for(self, name: str, state: str, process: "subprocess.Popen[str]", limit_s: float = 1800) -> None:
         """Wait until the journal has a state, or an act that began, of a node."""
@@ -288,7 +288,7 @@ class Fleet:
         while time.monotonic() < end:
             nodes = {} if self.runs() == self.earlier else self.journal().get("nodes", {})
             assert isinstance(nodes, Mapping)
-            if name in nodes and any(what == state for what, _ in nodes[name]["times"]):
+            if name in nodes and any(step == state for step, _ in nodes[name]["times"]):
                 return
             assert process.poll() is None, process.communicate()
             time.sleep(1)

@@ -28,8 +28,8 @@ class Accounts(Site):
     file: Path
 
     def manage(self, *arguments: str, **variables: Any) -> Run:
-        given = {"accounts_state": "present", "accounts_admins": ADMINS, **variables}
-        return self.play("-e", json.dumps(given), *arguments, playbook=str(self.file))
+        extra_vars = {"accounts_state": "present", "accounts_admins": ADMINS, **variables}
+        return self.play("-e", json.dumps(extra_vars), *arguments, playbook=str(self.file))
 
 
 @pytest.fixture(scope="module")

@@ -38,10 +38,10 @@ def node() -> Iterator[Node]:
     lab = Lab(f"command-line-{os.getpid()}")
     try:
         lab.up(1, "debian-12", None)
-        found = Node(lab)
+        machine = Node(lab)
         # By this folder kernel-install knows that the boot loader reads entries.
-        found.sh(f"mkdir /boot/$(cat /etc/machine-id); printf '{COMMAND_LINE}' > /etc/kernel/cmdline")
-        yield found
+        machine.sh(f"mkdir /boot/$(cat /etc/machine-id); printf '{COMMAND_LINE}' > /etc/kernel/cmdline")
+        yield machine
     finally:
         lab.down()
 

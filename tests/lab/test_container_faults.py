@@ -72,12 +72,12 @@ class Place:
         """Status of each check on what is inside a container; of several findings the worst."""
         capfd.readouterr()
         run_gpunode(["validate", *arguments, "--level", "standard", "--format", "json"])
-        found: dict[str, str] = {}
+        statuses: dict[str, str] = {}
         for finding in json.loads(capfd.readouterr().out)["nodes"][0]["findings"]:
             check, status = finding["check"], finding["status"]
-            if check.startswith(("container.", "framework.")) and found.get(check) not in BAD:
-                found[check] = status
-        return found
+            if check.startswith(("container.", "framework.")) and statuses.get(check) not in BAD:
+                statuses[check] = status
+        return statuses
 
     def with_image(self, capfd: pytest.CaptureFixture[str], image: str) -> Verdicts:
         """Validate over SSH with an image that is on the node."""
@@ -95,7 +95,7 @@ def turned_bad(before: Verdicts, after: Verdicts) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     lab = Lab(f"inside-{os.getpid()}")
     try:
         (node,) = lab.up(1, "debian-12", ["t4-1"])
@@ -113,14 +113,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def base(place: Place) -> str:
+def base(host: Place) -> str:
     """The lab's image with Python on the node, and those made of it."""
-    archive = place.folder / "python.tar"
+    archive = host.folder / "python.tar"
     write_workload_image(connect(), "python", archive, print)
-    run_gpunode(["validate", "-i", place.inventory, "--select", "container.runs", "--image-file", str(archive)])
-    name = place.shell.do(f"docker images --format '{{{{.Repository}}}}:{{{{.Tag}}}}' {REPOSITORY}").strip()
+    run_gpunode(["validate", "-i", host.inventory, "--select", "container.runs", "--image-file", str(archive)])
+    name = host.shell.do(f"docker images --format '{{{{.Repository}}}}:{{{{.Tag}}}}' {REPOSITORY}").strip()
     for image, lines in MADE.items():
-        place.shell.do(
+        host.shell.do(
             f"mkdir -p /root/{image}; cd /root/{image}\n"
             "cp $(realpath /usr/lib/x86_64-linux-gnu/libcuda.so.1) libcuda.so.550.54.15\n"
             f"cat > torch.py <<'END'\n{TORCH}\nEND\n"
@@ -137,9 +137,9 @@ def healthy() -> dict[str, str]:
 
 
 def test_a_container_without_a_fault(
-    place: Place, base: str, healthy: dict[str, str], capfd: pytest.CaptureFixture[str]
+    host: Place, base: str, healthy: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    healthy.update(place.with_image(capfd, base))
+    healthy.update(host.with_image(capfd, base))
     assert healthy["container.runs"] == "pass"
     assert healthy["container.library"] == "pass"
     assert healthy["container.shm"] == "warn"  # Docker's own 64 MiB, which a plain docker run gets
@@ -154,24 +154,24 @@ def test_a_container_without_a_fault(
     [("newer-cuda", "container.cuda"), ("own-library", "container.library"), ("old-wheel", "framework.wheel")],
 )
 def test_a_fault_of_an_image_is_found_by_its_own_name(
-    place: Place, healthy: Verdicts, capfd: pytest.CaptureFixture[str], image: str, check: str
+    host: Place, healthy: Verdicts, capfd: pytest.CaptureFixture[str], image: str, check: str
 ) -> None:
-    after = place.with_image(capfd, image)
+    after = host.with_image(capfd, image)
     assert turned_bad(healthy, after) == {check}
     assert after[check] == "fail"
 
 
 def test_shared_memory_that_the_engine_is_set_to_give_is_enough(
-    place: Place, base: str, healthy: Verdicts, capfd: pytest.CaptureFixture[str]
+    host: Place, base: str, healthy: Verdicts, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What a plain docker run gets is judged; the payload's own container asks for more. The role docker sets 1g."""
     setting = "import json, sys; settings = json.load(open(sys.argv[1])); settings['default-shm-size'] = '1g'; "
     setting += "json.dump(settings, open(sys.argv[1], 'w'))"
-    place.shell.do("cp /etc/docker/daemon.json /root/daemon.json")
-    place.shell.do(f'python3 -I -c "{setting}" /etc/docker/daemon.json && systemctl restart docker')
+    host.shell.do("cp /etc/docker/daemon.json /root/daemon.json")
+    host.shell.do(f'python3 -I -c "{setting}" /etc/docker/daemon.json && systemctl restart docker')
     try:
-        after = place.with_image(capfd, base)
+        after = host.with_image(capfd, base)
     finally:
-        place.shell.do("mv /root/daemon.json /etc/docker/daemon.json && systemctl restart docker")
+        host.shell.do("mv /root/daemon.json /etc/docker/daemon.json && systemctl restart docker")
     assert after["container.shm"] == "pass"
     assert turned_bad(healthy, after) == set()

@@ -82,9 +82,9 @@ def verdicts(roles: Roles, capfd: pytest.CaptureFixture[str]) -> dict[tuple[str,
 
 def test_four_packages_at_one_version_and_held(roles: Roles, provisioned: Run) -> None:
     lines = [line.split() for line in roles.site.packages()]
-    found = {name: version for name, version, _ in lines if name in FOUR}
-    assert found.keys() == FOUR
-    assert len(set(found.values())) == 1
+    packages = {name: version for name, version, _ in lines if name in FOUR}
+    assert packages.keys() == FOUR
+    assert len(set(packages.values())) == 1
     assert roles.site.held() >= FOUR
 
 
@@ -105,8 +105,8 @@ def test_the_cuda_repository_can_be_the_one(roles: Roles, provisioned: Run) -> N
         pytest.skip("no toolkit is recorded of NVIDIA's repository for Debian 12")
     before = roles.site.snapshot()
     roles.done("-e", "nvidia_container_toolkit_repository=cuda", "-e", "nvidia_container_toolkit_version=1.19.0")
-    found = [line.split() for line in roles.site.packages()]
-    assert {version.partition("-")[0] for name, version, _ in found if name in FOUR} == {"1.19.0"}
+    rows = [line.split() for line in roles.site.packages()]
+    assert {version.partition("-")[0] for name, version, _ in rows if name in FOUR} == {"1.19.0"}
     assert SOURCES not in roles.site.sh("find /etc/apt")
     roles.done("-e", "nvidia_container_toolkit_version=stack")
     assert roles.site.snapshot() == before
@@ -155,11 +155,13 @@ def test_a_second_run_changes_nothing(roles: Roles, provisioned: Run) -> None:
 
 
 def test_validate_finds_nothing_wrong(roles: Roles, provisioned: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    found = verdicts(roles, capfd)
-    wrong = {key for key, status in found.items() if key[0].startswith("container.") and status not in ("pass", "skip")}
+    statuses = verdicts(roles, capfd)
+    wrong = {
+        key for key, status in statuses.items() if key[0].startswith("container.") and status not in ("pass", "skip")
+    }
     assert not wrong
-    assert found["container.toolkit", "node"] == "pass"
-    assert found["container.runtime", "node"] == "pass"
+    assert statuses["container.toolkit", "node"] == "pass"
+    assert statuses["container.runtime", "node"] == "pass"
 
 
 STALE = rf"sed -i -E 's#(libcuda[.]so|libnvidia-ml[.]so)[.][0-9.]+#\1.570.1.2#' {SPEC}"

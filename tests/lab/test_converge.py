@@ -97,8 +97,8 @@ def unit_lines(run: Run, word: str) -> set[str]:
 
 def test_check_mode_announces_on_a_page_what_the_first_run_then_does(lab_site: Site, first: First) -> None:
     announced, done = first.announced, first.done
-    came = {f"{name}={at}" for name, at in versions(lab_site).items() if first.before.get(name) != at}
-    assert came == yaml_list(announced.output, "install")
+    new_packages = {f"{name}={at}" for name, at in versions(lab_site).items() if first.before.get(name) != at}
+    assert new_packages == yaml_list(announced.output, "install")
     assert lab_site.held() == yaml_list(announced.output, "hold")
     # Scripts of the packages enable some of them: what was announced is so afterwards, and the run does nothing besides
     # but for the daemons of a driver that is loaded by then.
@@ -137,8 +137,8 @@ def test_changes_that_are_forced_on_a_settled_node_change_nothing(site: Site) ->
 
 def own_files(site: Site) -> list[str]:
     """Files in /etc that are the roles' alone."""
-    found = site.sh("find /etc -xdev -type f -path '*gpunode*' ! -name '*gpunode-lab*' ! -name 'lab-*' | sort").split()
-    return [path for path in found if not path.endswith(".before-gpunode")]
+    paths = site.sh("find /etc -xdev -type f -path '*gpunode*' ! -name '*gpunode-lab*' ! -name 'lab-*' | sort").split()
+    return [path for path in paths if not path.endswith(".before-gpunode")]
 
 
 def test_each_file_is_repaired_whatever_happened_to_it_and_nothing_else(site: Site) -> None:

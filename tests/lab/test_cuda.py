@@ -95,14 +95,14 @@ def test_the_real_run_changes_what_was_announced(
 
 
 def test_both_toolkits_stand_with_one_default_and_no_driver(cuda: Cuda, installed: Run) -> None:
-    found = versions(cuda.site)
-    assert {"cuda-toolkit-12-9", "cuda-toolkit-13-0"} <= found.keys()
-    assert found["cuda-toolkit-config-common"].startswith("13.0.")
-    assert found["cuda-toolkit-12-config-common"].startswith("12.9.")
-    assert "+cuda12.9" in found["libnccl2"]
-    assert "libcudnn9-cuda-12" in found
+    packages = versions(cuda.site)
+    assert {"cuda-toolkit-12-9", "cuda-toolkit-13-0"} <= packages.keys()
+    assert packages["cuda-toolkit-config-common"].startswith("13.0.")
+    assert packages["cuda-toolkit-12-config-common"].startswith("12.9.")
+    assert "+cuda12.9" in packages["libnccl2"]
+    assert "libcudnn9-cuda-12" in packages
     assert not [
-        name for name in found if name.startswith(("nvidia-driver", "nvidia-kernel", "libcuda1", "cuda-drivers"))
+        name for name in packages if name.startswith(("nvidia-driver", "nvidia-kernel", "libcuda1", "cuda-drivers"))
     ]
     assert "release 12.9" in cuda.site.sh("bash -lc 'nvcc --version'")
     assert "release 13.0" in cuda.site.sh("/usr/local/cuda-13.0/bin/nvcc --version")

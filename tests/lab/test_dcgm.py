@@ -76,21 +76,21 @@ def installed(dcgm: Roles) -> tuple[Run, Run]:
 
 
 def versions(site: Site) -> dict[str, str]:
-    found = dict(line.split()[:2] for line in site.packages() if line.endswith(" installed"))
-    return {name: at for name, at in found.items() if name.startswith("datacenter-gpu-manager") and name != EXPORTER}
+    packages = dict(line.split()[:2] for line in site.packages() if line.endswith(" installed"))
+    return {name: at for name, at in packages.items() if name.startswith("datacenter-gpu-manager") and name != EXPORTER}
 
 
 def test_dcgm_4_replaces_3_as_announced(dcgm: Roles, installed: tuple[Run, Run]) -> None:
     announced, done = installed
     assert announced.paths >= OWN_FILES
     assert done.paths == announced.paths
-    found = versions(dcgm.site)
-    assert {f"{name}={version}" for name, version in found.items()} == yaml_list(announced.output, "install")
+    packages = versions(dcgm.site)
+    assert {f"{name}={version}" for name, version in packages.items()} == yaml_list(announced.output, "install")
     assert yaml_list(announced.output, "remove") == {"datacenter-gpu-manager"}
     names = {STEM + part for part in ("-core", "-cuda13", "-proprietary", "-proprietary-cuda13")}
-    assert found.keys() == names == dcgm.site.held()
-    assert len(set(found.values())) == 1
-    assert {version.partition(":")[0] for version in found.values()} == {"1"}
+    assert packages.keys() == names == dcgm.site.held()
+    assert len(set(packages.values())) == 1
+    assert {version.partition(":")[0] for version in packages.values()} == {"1"}
 
 
 def test_the_exporter_of_dcgm_4_stays_and_parts_move_along(dcgm: Roles, installed: tuple[Run, Run]) -> None:

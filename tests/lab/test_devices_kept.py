@@ -62,9 +62,9 @@ def found(site: Site, capfd: pytest.CaptureFixture[str]) -> tuple[str, str, str]
     capfd.readouterr()
     run_gpunode(["validate", "-i", str(site.lab.inventory_path), "--level", "quick", "--format", "json"])
     findings = json.loads(capfd.readouterr().out)["nodes"][0]["findings"]
-    (one,) = [each for each in findings if each["check"] == "container.devices-kept"]
-    print(one["status"], one["message"], one["remedy"])
-    return one["status"], one["message"], one["remedy"] or ""
+    (finding,) = [each for each in findings if each["check"] == "container.devices-kept"]
+    print(finding["status"], finding["message"], finding["remedy"])
+    return finding["status"], finding["message"], finding["remedy"] or ""
 
 
 def test_a_reload_takes_the_gpus_of_a_hook_and_the_check_knows(site: Site, capfd: pytest.CaptureFixture[str]) -> None:

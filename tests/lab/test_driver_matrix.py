@@ -109,7 +109,7 @@ def test_a_run_that_is_cut_off_while_dpkg_works_is_finished_by_the_next(
     site: Site, system: str, installed: Run
 ) -> None:
     branches = SYSTEMS[system][2]
-    branch = next(one for one in branches if one != branches[-1])
+    branch = next(branch for branch in branches if branch != branches[-1])
     with ThreadPoolExecutor(1) as pool:
         cut = pool.submit(site.play, "-e", f"nvidia_driver_version={branch}")
         deadline = time.monotonic() + 1200

@@ -36,10 +36,10 @@ def judged(site: Site, capfd: pytest.CaptureFixture[str]) -> dict[tuple[str, str
 
 
 def test_the_whole_closure_comes_in_one_version_and_one_transaction(site: Site, provisioned: Run) -> None:
-    found = closure(site)
-    assert found.keys() >= CLOSURE
-    assert set(found.values()) == {FIRST}
-    assert found.keys() == set(site.sh("apt-mark showhold").split())
+    packages = closure(site)
+    assert packages.keys() >= CLOSURE
+    assert set(packages.values()) == {FIRST}
+    assert packages.keys() == set(site.sh("apt-mark showhold").split())
     assert site.sh(TRANSACTIONS).strip() == "1"
     assert provisioned.paths >= REPOSITORY_FILES | DRIVER_FILES
     assert site.sh("cat /proc/driver/nvidia/version").count(FIRST) == 1
@@ -84,17 +84,17 @@ def test_a_package_that_vanishes_leaves_the_working_stack_and_the_next_run_goes_
     site.sh(f"cd /tmp && apt-get -q download libnvidia-cfg1={SECOND}-1 && dpkg --unpack libnvidia-cfg1_*.deb")
     run = site.play(*request)
     assert run.rc == 0, run.output
-    found = closure(site)
-    assert found.keys() >= CLOSURE
-    assert set(found.values()) == {SECOND}
+    packages = closure(site)
+    assert packages.keys() >= CLOSURE
+    assert set(packages.values()) == {SECOND}
     assert "a reboot is pending: module " + FIRST in run.output
 
 
 def test_without_a_restart_validate_names_the_mismatch_and_after_it_all_is_well(
     site: Site, provisioned: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def driver(found: dict[tuple[str, str], str]) -> dict[str, str]:
-        return {check: status for (check, _), status in found.items() if check.startswith("driver.")}
+    def driver(statuses: dict[tuple[str, str], str]) -> dict[str, str]:
+        return {check: status for (check, _), status in statuses.items() if check.startswith("driver.")}
 
     before = driver(judged(site, capfd))
     assert "fail" in before.values()
@@ -112,10 +112,10 @@ def test_an_idle_node_exchanges_its_module_on_request(site: Site, provisioned: R
     run = site.play("-e", f"nvidia_driver_version={NEWEST_OF_FIRST}", *requests)
     assert run.rc == 0, run.output
     assert int(site.sh(TRANSACTIONS)) == before + 1
-    found = closure(site)
-    assert set(found.values()) == {NEWEST_OF_FIRST}
-    assert "nvidia-kernel-dkms" in found
-    assert "nvidia-kernel-open-dkms" not in found
+    packages = closure(site)
+    assert set(packages.values()) == {NEWEST_OF_FIRST}
+    assert "nvidia-kernel-dkms" in packages
+    assert "nvidia-kernel-open-dkms" not in packages
     assert NEWEST_OF_FIRST in site.sh("cat /proc/driver/nvidia/version")
     assert "a reboot is pending:" not in run.output
 

@@ -71,14 +71,14 @@ def installed(roles: Roles) -> tuple[Run, Run]:
 
 def test_the_modules_are_those_of_the_hwe_kernel_that_is_installed(roles: Roles, installed: tuple[Run, Run]) -> None:
     announced, _ = installed
-    found = versions(roles.site)
+    packages = versions(roles.site)
     coming = {entry.partition("=")[0] for entry in yaml_list(announced.output, "install")}
     assert {name for name in coming if "-generic" in name} >= {f"linux-modules-nvidia-580-server-open-{HWE}", HEADERS}
-    assert coming <= found.keys()
-    assert not {name for name in found if name.endswith("-generic") and "hwe" not in name and name.count(".") == 0}
-    assert "linux-image-generic" not in found
+    assert coming <= packages.keys()
+    assert not {name for name in packages if name.endswith("-generic") and "hwe" not in name and name.count(".") == 0}
+    assert "linux-image-generic" not in packages
     kernel = roles.site.sh("ls /lib/modules | sort -V | tail -n 1").strip()
-    assert f"linux-image-{kernel}" in found
+    assert f"linux-image-{kernel}" in packages
     assert roles.site.sh(f"modinfo -k {kernel} -F version nvidia").startswith("580.")
     assert {IMAGE, HEADERS, f"linux-modules-nvidia-580-server-open-{HWE}"} <= roles.site.held()
 
@@ -92,8 +92,8 @@ def test_a_second_run_changes_nothing(roles: Roles, installed: tuple[Run, Run]) 
 
 def test_a_transitional_branch_is_the_one_that_it_installs(roles: Roles, installed: tuple[Run, Run]) -> None:
     on(roles, "590")
-    found = versions(roles.site)
-    driver = {name for name in found if "nvidia-headless" in name or name.startswith("linux-modules-nvidia-")}
+    packages = versions(roles.site)
+    driver = {name for name in packages if "nvidia-headless" in name or name.startswith("linux-modules-nvidia-")}
     assert {name for name in driver if "-595-" in name} == driver
     assert f"linux-modules-nvidia-595-server-open-{HWE}" in driver
     again = on(roles, "590")
@@ -105,12 +105,12 @@ def test_a_foreign_repository_that_cannot_be_reached_stops_no_run(roles: Roles, 
     try:
         announced = on(roles, "580", "--check")
         on(roles, "580")
-        found = versions(roles.site)
+        packages = versions(roles.site)
         again = on(roles, "580")
     finally:
         roles.site.sh(f"rm {FOREIGN}")
     assert "Change packages" in announced.changed
-    assert f"linux-modules-nvidia-580-server-open-{HWE}" in found
+    assert f"linux-modules-nvidia-580-server-open-{HWE}" in packages
     assert again.recap["changed"] == 0, again.changed
 
 

@@ -149,17 +149,17 @@ def snapshot(node: LabNode) -> str:
 def test_a_site_is_planned_provisioned_and_validated_without_an_edit(
     example: str, outcomes: dict[str, Future[Outcome]]
 ) -> None:
-    found = outcomes[example].result(timeout=3600)
-    assert found.lint == 0
-    assert found.edited == []
-    assert found.planned == {node["host"]: node["stack"]["driver"] for node in found.report}
-    assert len(found.planned) == len(MIXED if example == "mixed" else [example])
-    for node in found.report:
+    outcome = outcomes[example].result(timeout=3600)
+    assert outcome.lint == 0
+    assert outcome.edited == []
+    assert outcome.planned == {node["host"]: node["stack"]["driver"] for node in outcome.report}
+    assert len(outcome.planned) == len(MIXED if example == "mixed" else [example])
+    for node in outcome.report:
         seen: dict[str, set[str]] = {}
         for finding in node["findings"]:
             seen.setdefault(finding["check"], set()).add(finding["status"])
         assert {check for check, statuses in seen.items() if statuses & {"fail", "error"}} == set(), node["host"]
         assert {check for check, statuses in seen.items() if "pass" in statuses} >= PASS, node["host"]
-    assert re.findall(r"changed=(\d+)", found.recap) == ["0"] * len(found.report)
-    assert found.after == found.before
-    assert all(found.before)
+    assert re.findall(r"changed=(\d+)", outcome.recap) == ["0"] * len(outcome.report)
+    assert outcome.after == outcome.before
+    assert all(outcome.before)

@@ -81,12 +81,12 @@ def main_pid(site: Site) -> str:
 def test_what_the_board_needs_is_there_in_the_drivers_version_and_runs(fabric: Roles, running: tuple[Run, Run]) -> None:
     announced, done = running
     assert announced.paths == done.paths
-    found = versions(fabric.site)
-    assert {found[name].partition("-")[0] for name in CLOSURE} == {DRIVER}
-    assert found.keys() >= CLOSURE | OTHERS
+    packages = versions(fabric.site)
+    assert {packages[name].partition("-")[0] for name in CLOSURE} == {DRIVER}
+    assert packages.keys() >= CLOSURE | OTHERS
     assert fabric.site.held() >= CLOSURE
     if not NVLINK5:
-        assert not found.keys() & {"nvlsm", "libnvsdm"}
+        assert not packages.keys() & {"nvlsm", "libnvsdm"}
     assert fabric.site.sh(f"systemctl is-enabled {UNIT}; systemctl is-active {UNIT}").split() == ["enabled", "active"]
     assert ("nvlsm" in fabric.site.sh(f"systemctl status --no-pager -l {UNIT}")) == NVLINK5
     assert fabric.site.sh("systemctl list-units --failed --plain --no-legend") == ""

@@ -216,9 +216,9 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
     assert scan(site, FOREIGN, [8080, 8081], version=6) == {}
     # What containers open themselves goes out, to each other and to the world.
     gateway = site.sh("ip -4 -o address show docker0").split()[3].partition("/")[0]
-    for place in (f"{gateway} 8081", "10.99.1.1 8080", "10.99.3.2 4444"):
+    for endpoint in (f"{gateway} 8081", "10.99.1.1 8080", "10.99.3.2 4444"):
         request = r"printf 'GET /index.html HTTP/1.0\r\n\r\n'"
-        reply = site.sh(f"{request} | docker run --interactive --rm box /bin/busybox nc -w 5 {place}")
+        reply = site.sh(f"{request} | docker run --interactive --rm box /bin/busybox nc -w 5 {endpoint}")
         assert reply.endswith("hello\n"), reply
     site.sh("systemctl restart gpunode-firewall")
     assert site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#") == docker

@@ -89,9 +89,9 @@ class Board:
         """What the unit printed since the boot."""
         return self.site.sh(f"journalctl --no-pager -o cat -b -u {UNIT} || true")
 
-    def at(self, unit: str, what: str) -> int:
+    def at(self, unit: str, timestamp: str) -> int:
         """Microseconds since the boot of the machine."""
-        return int(self.site.sh(f"systemctl show -p {what} --value {unit}"))
+        return int(self.site.sh(f"systemctl show -p {timestamp} --value {unit}"))
 
 
 def board(tmp_path_factory: pytest.TempPathFactory, name: str, *arguments: str) -> Iterator[Board]:

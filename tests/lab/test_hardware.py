@@ -94,10 +94,10 @@ def validated(lab: Lab, node: LabNode) -> Judged:
     done = run_program(argv, limit_s=180)
     (judged,) = json.loads(done.stdout)["nodes"]
     assert judged["simulated"] is True
-    found = judged["findings"]
+    findings = judged["findings"]
     return Judged(
-        {(each["check"], each["component"]): each["status"] for each in found},
-        {(each["check"], each["component"]): each["message"] for each in found},
+        {(each["check"], each["component"]): each["status"] for each in findings},
+        {(each["check"], each["component"]): each["message"] for each in findings},
     )
 
 

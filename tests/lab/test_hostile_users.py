@@ -98,10 +98,10 @@ class Drill(Site):
         assert done.returncode == 0, done.stderr
 
     def provision(self, *roles: str, **variables: Any) -> Run:
-        given = {**SETTINGS, "gpunode_roles": [*roles], **variables}
+        extra_vars = {**SETTINGS, "gpunode_roles": [*roles], **variables}
         # A container cannot mount on demand: the mount is configured and not started.
         tags = ",".join([*roles, "storage_install", "storage_configure"]).replace("storage,", "")
-        return self.play("-v", "--tags", tags, "-e", json.dumps(given), limit_s=RUN_S)
+        return self.play("-v", "--tags", tags, "-e", json.dumps(extra_vars), limit_s=RUN_S)
 
     @contextmanager
     def hostile(self, user: str, seed: int, paths: list[str], kinds: Sequence[str] = KINDS) -> Iterator[None]:

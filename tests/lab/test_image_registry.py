@@ -31,8 +31,8 @@ MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with registry(tmp_path_factory.mktemp("hub")) as place:
-        yield place
+    with registry(tmp_path_factory.mktemp("hub")) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def test_an_engine_pulls_that_and_nothing_else(hub: str, image: str, target: str
         pulled = [provide(engine, f"{name}@{digest}", None, print) for _ in range(2)]
     finally:
         client.images.remove(f"{target.rpartition(':')[0]}@{digest}")
-    assert {one.id for one in pulled} == {client.images.get(image).id}
-    assert [one.brought for one in pulled] == [True, False]
+    assert {pulled_image.id for pulled_image in pulled} == {client.images.get(image).id}
+    assert [pulled_image.brought for pulled_image in pulled] == [True, False]
     with pytest.raises(LaunchFailure, match="is not on the node and cannot be pulled"):
         provide(engine, f"{name}@sha256:{'0' * 64}", None, print)
 

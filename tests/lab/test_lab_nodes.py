@@ -84,9 +84,9 @@ def test_no_output_is_lost_on_a_busy_machine(node: LabNode) -> None:
         with ThreadPoolExecutor(6) as pool:
             outputs = set(pool.map(lambda _: node.run(["echo", "x"]).stdout, range(300)))
     finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+        for process in busy:
+            process.kill()
+            process.wait()
     assert outputs == {"x\n"}
 
 
@@ -96,17 +96,17 @@ def test_admin_becomes_root_without_a_password(node: LabNode) -> None:
 
 
 def test_operator_is_asked_for_a_password(node: LabNode) -> None:
-    asked = as_operator(node, "sudo -n whoami")
-    assert asked.returncode == 1
-    assert "a password is required" in asked.stderr
+    done = as_operator(node, "sudo -n whoami")
+    assert done.returncode == 1
+    assert "a password is required" in done.stderr
     password = node.state.password.read_text(encoding="ascii")
     assert as_operator(node, "sudo -S -p '' whoami", password).stdout == "root\n"
     assert as_operator(node, "sudo -S -p '' whoami", "wrong\n").returncode == 1
 
 
-def as_operator(node: LabNode, command: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def as_operator(node: LabNode, command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     argv = ["ssh", "-F", str(node.state.ssh_config), "-l", "operator", node.name, command]
-    return run_program(argv, stdin=given, limit_s=30)
+    return run_program(argv, stdin=stdin, limit_s=30)
 
 
 def test_root_imports_nothing_from_the_home_of_who_logs_in(node: LabNode) -> None:
@@ -306,10 +306,10 @@ def gpunode(*argv: str, limit_s: float = 120) -> subprocess.CompletedProcess[str
 def left(lab: Lab) -> list[str]:
     """Everything in Docker and on disk that belongs to a lab."""
     of_lab: dict[str, str | list[str] | bool] = {"label": f"gpunode.lab={lab.name}"}
-    found = [f"container {each.name}" for each in lab.client.containers.list(all=True, filters=of_lab)]
-    found += [f"network {each.name}" for each in lab.client.networks.list(filters=of_lab)]
-    found += [f"volume {each.name}" for each in lab.client.volumes.list(filters=of_lab)]
-    return found + ([str(lab.state.folder)] if lab.state.folder.exists() else [])
+    leftovers = [f"container {each.name}" for each in lab.client.containers.list(all=True, filters=of_lab)]
+    leftovers += [f"network {each.name}" for each in lab.client.networks.list(filters=of_lab)]
+    leftovers += [f"volume {each.name}" for each in lab.client.volumes.list(filters=of_lab)]
+    return leftovers + ([str(lab.state.folder)] if lab.state.folder.exists() else [])
 
 
 def test_down_leaves_nothing(other: Lab) -> None:
@@ -422,15 +422,15 @@ def test_an_interrupted_image_leaves_nothing(other: Lab, number: int) -> None:
 
 def builders() -> list[str]:
     """Processes that work in the folder of a build."""
-    found = []
+    names = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes() + os.fsencode((process / "root").readlink())
         except OSError:
             continue
         if b"/var/tmp/gpunode-lab-debian-12-" in words:
-            found.append(process.name)
-    return found
+            names.append(process.name)
+    return names
 
 
 def test_interrupted_nodes_leave_nothing(other: Lab, nodes: dict[str, LabNode]) -> None:

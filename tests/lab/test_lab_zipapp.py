@@ -45,12 +45,12 @@ def verdicts(stdout: str) -> dict[str, str]:
 
 
 def test_root_gets_the_verdict_that_ssh_gives(lab: Lab, node: LabNode) -> None:
-    here = node.ssh(["sudo", "-n", "/tmp/gpunode.pyz", "validate", "--format", "json"], timeout_s=120)
-    assert here.stderr == ""
+    local = node.ssh(["sudo", "-n", "/tmp/gpunode.pyz", "validate", "--format", "json"], timeout_s=120)
+    assert local.stderr == ""
     argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(lab.inventory_path), "--limit", node.name]
-    there = run_program([*argv, "--format", "json"], limit_s=120)
-    assert verdicts(here.stdout) == verdicts(there.stdout)
-    assert here.returncode == there.returncode
+    remote = run_program([*argv, "--format", "json"], limit_s=120)
+    assert verdicts(local.stdout) == verdicts(remote.stdout)
+    assert local.returncode == remote.returncode
 
 
 def test_a_user_sees_less_and_the_report_states_it(node: LabNode) -> None:

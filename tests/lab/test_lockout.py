@@ -144,8 +144,8 @@ def prepared(site: Site, drill: Drill) -> str:
 
 
 def outcome(site: Site) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(site.sh(f"cat {OUTCOME}"))
-    return found
+    document: dict[str, Any] = json.loads(site.sh(f"cat {OUTCOME}"))
+    return document
 
 
 def awaited(site: Site, limit_s: float) -> float:
@@ -189,9 +189,9 @@ def test_the_node_is_reachable_as_before_and_the_play_reports_it(site: Site, pla
     assert f"Restored: {drill.path}" in " ".join(run.output.split())
     assert "A new login works again" in " ".join(run.output.split())
     awaited(site, LATE_S)
-    found = outcome(site)
-    assert (found["restored"], found["failed"]) == ([drill.path], [])
-    assert found["after_s"] <= LIMIT_S + 2
+    report = outcome(site)
+    assert (report["restored"], report["failed"]) == ([drill.path], [])
+    assert report["after_s"] <= LIMIT_S + 2
     assert site.sh(STATE) == before
 
 
@@ -213,10 +213,10 @@ def test_a_controller_killed_right_after_the_reload_leaves_the_old_state(site: S
     killed(child)
     assert not reachable(site)
     awaited(site, LIMIT_S + LATE_S)
-    found = outcome(site)
-    assert found["by"] == "by the timer on the node"
+    report = outcome(site)
+    assert report["by"] == "by the timer on the node"
     # systemd's default accuracy would allow a minute; what is beyond a second is the machine's.
-    assert LIMIT_S <= found["after_s"] <= LIMIT_S + 8
+    assert LIMIT_S <= report["after_s"] <= LIMIT_S + 8
     assert site.sh(STATE) == before
 
 
@@ -232,8 +232,8 @@ def killed(child: "subprocess.Popen[str]") -> None:
     """Kill the controller with all that it started: Ansible's workers have sessions of their own."""
     doomed = [child.pid]
     for pid in doomed:
-        found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, timeout=30, check=False)
-        doomed += [int(word) for word in found.stdout.split()]
+        children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, timeout=30, check=False)
+        doomed += [int(word) for word in children.stdout.split()]
     for pid in doomed:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

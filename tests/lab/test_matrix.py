@@ -92,9 +92,9 @@ class Grid:
         if cell not in self._outcomes:
             self.down()
             self._lab = Lab(f"matrix-{cell[0].replace('.', '-')}-{os.getpid()}")
-            requested = [one for one in self._selected if one[0] == cell[0]]
+            requested = [candidate for candidate in self._selected if candidate[0] == cell[0]]
             # A fleet that does not come up is not built again for each of its cells.
-            self._outcomes |= {one: Outcome({}, failure="the fleet did not come up") for one in requested}
+            self._outcomes |= {candidate: Outcome({}, failure="the fleet did not come up") for candidate in requested}
             self._outcomes |= provisioned(self._lab, requested, self._factory.mktemp("grid"))
         return self._outcomes[cell]
 
@@ -140,21 +140,21 @@ def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Out
             )
         run = play(*options, limit_s=3000)
         (folder / "first.log").write_text(run.output, encoding="utf-8")
-        found = {cell: first(run, name) for cell, name in name_of.items()}
-        good = {cell: site for cell, site in sites.items() if not (found[cell].refusal or found[cell].failure)}
+        outcomes = {cell: first(run, name) for cell, name in name_of.items()}
+        good = {cell: site for cell, site in sites.items() if not (outcomes[cell].refusal or outcomes[cell].failure)}
         before = dict(zip(good, pool.map(settle, good.values()), strict=True))
         if good:
             run = play(*options, "--limit", ",".join(name_of[cell] for cell in good), limit_s=3000)
             (folder / "second.log").write_text(run.output, encoding="utf-8")
         after = dict(zip(good, pool.map(Site.snapshot, good.values()), strict=True))
     for cell, site in good.items():
-        found[cell].second = recap(run, name_of[cell])
-        found[cell].failure = failure(run, name_of[cell])
-        found[cell].moved = sorted(set(before[cell]) ^ set(after[cell]))
-        found[cell].versions = installed(site.node)
+        outcomes[cell].second = recap(run, name_of[cell])
+        outcomes[cell].failure = failure(run, name_of[cell])
+        outcomes[cell].moved = sorted(set(before[cell]) ^ set(after[cell]))
+        outcomes[cell].versions = installed(site.node)
         query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader || true"
-        found[cell].answers = site.sh(query).split()
-    return found
+        outcomes[cell].answers = site.sh(query).split()
+    return outcomes
 
 
 def settle(site: Site) -> list[str]:

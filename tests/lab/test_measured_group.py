@@ -68,8 +68,8 @@ class Ground:
 
     def listed(self, alias: str | None = None) -> list[str]:
         """Containers of the group, or that of one member."""
-        found: dict[str, Any] = {"network": self.network, "label": LABEL if alias is None else f"{LABEL}={alias}"}
-        return [str(one["Id"]) for one in self.client.api.containers(all=True, filters=found)]
+        filters: dict[str, Any] = {"network": self.network, "label": LABEL if alias is None else f"{LABEL}={alias}"}
+        return [str(container["Id"]) for container in self.client.api.containers(all=True, filters=filters)]
 
     def need_none_left(self) -> None:
         """The engine removes a container by itself a moment after its end."""
@@ -91,14 +91,14 @@ def ground() -> Iterator[Ground]:
 
 def read(result: GroupResult) -> dict[str, Any]:
     """The values of all records, each of the shape that its model has."""
-    found = {}
+    values_by_name = {}
     for document in result.records:
         record = Record.model_validate(document)
         values = values_of(record, VALUES[record.record])
         assert not isinstance(values, str), values
         assert record.device == "cpu"
-        found[record.record] = values
-    return found
+        values_by_name[record.record] = values
+    return values_by_name
 
 
 def test_two_containers_reduce_and_train_together(ground: Ground) -> None:
@@ -123,10 +123,10 @@ def test_four_containers_run_every_collective_and_try_each_link(ground: Ground) 
         f"nccl.{name}"
         for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
     ]
-    for name, one in values.items():
-        assert (one.ranks, one.nodes, one.backend) == (4, 4, "gloo")
+    for name, measured in values.items():
+        assert (measured.ranks, measured.nodes, measured.backend) == (4, 4, "gloo")
         if name != "nccl.pairs":
-            assert {row.wrong for row in one.rows} == {0}, name
+            assert {row.wrong for row in measured.rows} == {0}, name
     links: PairsValues = values["nccl.pairs"]
     # Six links; on a busy machine one may be slow, and each is known all the same.
     assert (links.links, links.cleared + len(links.bad)) == (6, 6)
@@ -140,9 +140,9 @@ def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground, 
     def kill() -> None:
         until = time.monotonic() + 300
         while time.monotonic() < until:
-            for one in ground.listed(f"rank-{dies}"):
-                if _has_joined(ground.client, one):
-                    ground.client.api.kill(one)
+            for container in ground.listed(f"rank-{dies}"):
+                if _has_joined(ground.client, container):
+                    ground.client.api.kill(container)
                     killed_at.append(time.monotonic())
                     return
             time.sleep(0.2)

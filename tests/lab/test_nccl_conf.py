@@ -35,8 +35,8 @@ class Node(Site):
     def derived(self) -> list[dict[str, str]]:
         """Return what gpunode env has of the file, with the reasons."""
         document = json.loads(gpunode("env", "-i", str(self.lab.inventory_path), "--format", "json"))
-        found: list[dict[str, str]] = document["nodes"][0]["node"]["nccl"]
-        return found
+        settings: list[dict[str, str]] = document["nodes"][0]["node"]["nccl"]
+        return settings
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def test_the_file_names_what_is_near_the_gpus_and_not_the_storage(node: Node) ->
     assert node.lines() == OF_FABRIC
     derived = node.derived()
     print(json.dumps(derived, indent=1))
-    assert {one["name"]: one["value"] for one in derived} == OF_FABRIC
-    (hca,) = (one for one in derived if one["name"] == "NCCL_IB_HCA")
+    assert {setting["name"]: setting["value"] for setting in derived} == OF_FABRIC
+    (hca,) = (setting for setting in derived if setting["name"] == "NCCL_IB_HCA")
     assert "excluded: mlx5_8, mlx5_9 (storage or management)" in hca["reason"]
     assert node.done().recap["changed"] == 0
 
@@ -79,11 +79,11 @@ def test_an_old_library_is_given_the_gid_index(node: Node) -> None:
 def test_the_validator_agrees_and_names_what_does_not_exist(node: Node) -> None:
     inventory = str(node.lab.inventory_path)
     chosen = ("validate", "-i", inventory, "--select", "host.nccl-conf", "--level", "quick", "--format", "json")
-    (found,) = json.loads(gpunode(*chosen))["nodes"]
-    assert {one["status"] for one in found["findings"]} == {"pass"}, found["findings"]
+    (judged,) = json.loads(gpunode(*chosen))["nodes"]
+    assert {finding["status"] for finding in judged["findings"]} == {"pass"}, judged["findings"]
     node.sh(f"sed -i 's/=mlx5_0,/=mlx5_77,/' {NCCL}")
-    (found,) = json.loads(gpunode(*chosen))["nodes"]
-    assert ["mlx5_77" in one["message"] for one in found["findings"] if one["status"] == "warn"] == [True]
+    (judged,) = json.loads(gpunode(*chosen))["nodes"]
+    assert ["mlx5_77" in finding["message"] for finding in judged["findings"] if finding["status"] == "warn"] == [True]
     node.done()
 
 

@@ -115,8 +115,8 @@ def test_containerd_has_the_runtime_and_keeps_the_rest(roles: Roles, provisioned
 
 
 def test_podman_takes_nothing_but_the_specification(roles: Roles, provisioned: Run, before: list[str]) -> None:
-    ours = [line for line in before if "etc/containers" in line]
-    assert [line for line in roles.site.snapshot() if "etc/containers" in line] == ours
+    podman_lines = [line for line in before if "etc/containers" in line]
+    assert [line for line in roles.site.snapshot() if "etc/containers" in line] == podman_lines
     assert roles.site.sh("podman info --format '{{.Store.GraphDriverName}}'").strip() == "vfs"
     assert roles.site.sh(f"{PODMAN} tiny /bin/sh -c 'echo $SITE'").strip() == "7"
     assert roles.site.sh("ls /etc/cdi 2> /dev/null || true; ls /run/cdi").split() == ["nvidia.yaml"]

@@ -119,7 +119,7 @@ def test_the_time_that_it_takes(site: Site, capsys: pytest.CaptureFixture[str]) 
     document = json.loads(site.sh("cat /tmp/report.json"))
     (node,) = document["nodes"]
     assert len(node["gpus"]) == 8
-    assert not [one for one in node["findings"] if one["message"].startswith("not run")]
+    assert not [finding for finding in node["findings"] if finding["message"].startswith("not run")]
     # Nothing but the probe is waited for: the checks are loaded while it looks.
     assert all(row["probe started"] < row["checks loaded"] for row in rows)
 

@@ -49,8 +49,8 @@ class Monitored(Site):
 
     def alerts(self, name: str, state: str = "firing") -> set[str]:
         """The nodes with an alert."""
-        found = self.query(f"ALERTS%7Balertname%3D%22{name}%22%2Calertstate%3D%22{state}%22%7D")
-        return {labels.get("host") or labels.get("node", "") for labels, _ in found}
+        samples = self.query(f"ALERTS%7Balertname%3D%22{name}%22%2Calertstate%3D%22{state}%22%7D")
+        return {labels.get("host") or labels.get("node", "") for labels, _ in samples}
 
     def until(self, done: Callable[[], bool], limit_s: float) -> float:
         """Wait for something; the seconds that it took."""
@@ -94,9 +94,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         lab.up(2, "debian-12", "l40s-4")
         site = Monitored(lab)
         roles = Roles(site, folder, "gpu_monitoring")
-        given = ["-e", json.dumps({**SETTINGS, "gpu_monitoring_program": str(program)})]
-        roles.done(*given)
-        again = roles.done(*given)
+        arguments = ["-e", json.dumps({**SETTINGS, "gpu_monitoring_program": str(program)})]
+        roles.done(*arguments)
+        again = roles.done(*arguments)
         assert again.changed == {}
         start_prometheus(site, folder)
         yield site

@@ -46,9 +46,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def called(site: Site) -> list[list[str]]:
     """What the hooks wrote since this was asked before: word, boot and module of each."""
-    found = [line.split() for line in site.sh(LOG).splitlines()]
+    rows = [line.split() for line in site.sh(LOG).splitlines()]
     site.sh("rm -f /root/hooks")
-    return found
+    return rows
 
 
 def boot(site: Site) -> str:

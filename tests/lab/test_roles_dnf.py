@@ -81,15 +81,15 @@ def test_the_real_run_brings_what_was_announced(roles: Roles, bare: str, announc
     names = {line.partition("=")[0] for line in new}
     assert names >= TOOLKIT | FOUR | {"datacenter-gpu-manager-4-core"}
     assert not [name for name in names if name.startswith(("kmod-", "nvidia-driver"))]
-    own = {line for line in roles.site.sh(f"cat {LOCKS}").splitlines() if not line.startswith("#")}
-    assert own == yaml_list(announced.output, "hold")
+    locks = {line for line in roles.site.sh(f"cat {LOCKS}").splitlines() if not line.startswith("#")}
+    assert locks == yaml_list(announced.output, "hold")
 
 
 def test_everything_is_locked_at_what_came(roles: Roles, installed: Run) -> None:
-    found = versions(roles.site)
+    packages = versions(roles.site)
     text = roles.site.sh(f"cat {LOCKS}")
     for name in (*FOUR, "cuda-toolkit-12-9", "datacenter-gpu-manager-4-core"):
-        at = found[name] if ":" in found[name] else f"0:{found[name]}"
+        at = packages[name] if ":" in packages[name] else f"0:{packages[name]}"
         assert f"{name}-{at}.*" in text
     # Locks count for what dnf installs, not for what it lists; the lab's repository has newer ones.
     offered = roles.site.sh("dnf --quiet list --upgrades || true")

@@ -30,20 +30,20 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     lab = Lab(f"test-scheduled-reboot-{os.getpid()}")
     try:
         lab.up(2, "debian-12")
-        found = Fleet(lab, tmp_path_factory.mktemp("fleet"), [[node.name for node in lab.nodes()][-1]])
-        install_slurm(found, RebootProgram="/usr/local/sbin/gpunode-reboot", ResumeTimeout="300")
+        slurm_fleet = Fleet(lab, tmp_path_factory.mktemp("fleet"), [[node.name for node in lab.nodes()][-1]])
+        install_slurm(slurm_fleet, RebootProgram="/usr/local/sbin/gpunode-reboot", ResumeTimeout="300")
         lease = json.dumps({"since": "", "token": DRAIN_ID, "owner": "root@admin", "beat": 1})
-        found.on_all(
+        slurm_fleet.on_all(
             f"cat > /usr/local/sbin/gpunode-reboot <<'END'\n{PROGRAM.read_text()}END\n"
             "chmod 755 /usr/local/sbin/gpunode-reboot; echo GPUNODE=/bin/true > /etc/default/gpunode-prolog\n"
             f"mkdir -p /var/lib/gpunode; echo '{lease}' > /var/lib/gpunode/change.json\n"
             # A boot in the second of slurmd's last answer would not be noticed.
             "echo 'SLURMD_OPTIONS=-b' > /etc/default/slurmd; systemctl stop slurmd; sleep 2; systemctl start slurmd"
         )
-        (name,) = found.names
-        assert found.until(name, "DOWN")[1] == "Node unexpectedly rebooted"
-        found.scontrol("update", f"nodename={name}", "state=resume")
-        yield found
+        (name,) = slurm_fleet.names
+        assert slurm_fleet.until(name, "DOWN")[1] == "Node unexpectedly rebooted"
+        slurm_fleet.scontrol("update", f"nodename={name}", "state=resume")
+        yield slurm_fleet
     finally:
         lab.down()
 

@@ -121,10 +121,10 @@ def test_the_key_is_staged_and_no_module_is_loaded(site: Site, staged: Run, capf
     assert variables(site) == {"MokNew", "MokAuth"}
     assert "DKMS module signing key" in site.sh("mokutil --list-new")
     assert site.sh(LOADED) == ""
-    found = driver_findings(site, capfd)
-    assert found["driver.signed"] == ("pass", "the module is signed")
-    assert found["driver.module-loaded"][0] == "fail"
-    assert "its key may not be enrolled" in found["driver.module-loaded"][1]
+    findings = driver_findings(site, capfd)
+    assert findings["driver.signed"] == ("pass", "the module is signed")
+    assert findings["driver.module-loaded"][0] == "fail"
+    assert "its key may not be enrolled" in findings["driver.module-loaded"][1]
 
 
 def test_a_second_run_changes_nothing_and_calls_for_the_reboot_until_there_was_one(site: Site, staged: Run) -> None:
@@ -164,8 +164,8 @@ def test_once_the_key_is_enrolled_the_module_is_loaded_and_validate_is_content(
     assert "Load kernel modules" in run.changed
     assert WAITS not in " ".join(run.output.split())
     assert "NVRM version" in site.sh(LOADED)
-    found = driver_findings(site, capfd)
-    assert found["driver.signed"] == ("pass", "the module is signed")
-    assert found["driver.module-loaded"][0] == "pass"
-    assert "fail" not in {status for status, _ in found.values()}, found
+    findings = driver_findings(site, capfd)
+    assert findings["driver.signed"] == ("pass", "the module is signed")
+    assert findings["driver.module-loaded"][0] == "pass"
+    assert "fail" not in {status for status, _ in findings.values()}, findings
     assert site.play(*WITH_HASH).recap["changed"] == 0

@@ -62,7 +62,7 @@ class Nodes:
     def derived(self) -> dict[str, dict[str, Any]]:
         """Return what gpunode env prints, by hardware."""
         printed = gpunode("env", "-i", self.lab.inventory_path, "--profile", "inference", "--format", "json")
-        by_host = {one["host"]: one for one in json.loads(printed)["nodes"]}
+        by_host = {node["host"]: node for node in json.loads(printed)["nodes"]}
         return {name: by_host[node.name] for name, node in self.by_hardware.items()}
 
 
@@ -105,16 +105,18 @@ def test_the_node_has_exactly_what_is_derived(nodes: Nodes, done: Run) -> None:
         node, of_node = nodes.by_hardware[hardware], tuning["node"]
         print(f"\n{hardware}: {json.dumps(of_node, indent=1)}")
         lines = [line for line in nodes.sh(node, f"cat {NCCL}").splitlines() if not line.startswith("#")]
-        assert lines == [f"{one['name']}={one['value']}" for one in of_node["nccl"]]
-        for one in of_node["environment"]:
-            assert nodes.sh(node, f"bash -lc 'echo ${one['name']}'").strip() == one["value"]
+        assert lines == [f"{setting['name']}={setting['value']}" for setting in of_node["nccl"]]
+        for variable in of_node["environment"]:
+            assert nodes.sh(node, f"bash -lc 'echo ${variable['name']}'").strip() == variable["value"]
         sysctls = [line for line in nodes.sh(node, f"cat {SYSCTL}").splitlines() if not line.startswith("#")]
-        expected = {one["name"]: one["value"] for one in of_node["kernel"] if "." in one["name"]}
+        expected = {setting["name"]: setting["value"] for setting in of_node["kernel"] if "." in setting["name"]}
         assert {name: value for name, value in expected.items() if "gc_thresh" not in name}.items() <= dict(
             line.split(" = ") for line in sysctls
         ).items()
         job = json.loads(nodes.sh(node, "cat /etc/gpunode/job.json"))
-        assert job["docker"] == [word for one in tuning["docker"] for word in (one["name"], one["value"]) if word]
+        assert job["docker"] == [
+            word for setting in tuning["docker"] for word in (setting["name"], setting["value"]) if word
+        ]
 
 
 def assert_ranks_share_the_cores(nodes: Nodes, node: LabNode) -> None:

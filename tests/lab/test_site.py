@@ -225,15 +225,15 @@ def judged(site: Site, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[tup
 def test_validate_reports_what_is_there_and_the_missing_gpu(
     site: Site, provisioned: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rc, found = judged(site, capfd)
+    rc, statuses = judged(site, capfd)
     kernel = site.sh("ls /lib/modules").split()[0]
     module = site.sh(f"find /lib/modules/{kernel} -name nvidia-current.ko").strip()
     assert rc == 3
-    assert found["gpu.present", "node"] == "error"
-    assert found["driver.module-built", f"kernel {kernel}"] == "pass"
-    assert found["driver.module-built", f"kernel {os.uname().release}"] == "skip"
-    assert {found[check, "node"] for check in ("driver.closure", "driver.held", "driver.origin")} == {"pass"}
-    assert "fail" not in found.values()
+    assert statuses["gpu.present", "node"] == "error"
+    assert statuses["driver.module-built", f"kernel {kernel}"] == "pass"
+    assert statuses["driver.module-built", f"kernel {os.uname().release}"] == "skip"
+    assert {statuses[check, "node"] for check in ("driver.closure", "driver.held", "driver.origin")} == {"pass"}
+    assert "fail" not in statuses.values()
     vermagic = site.sh(f"modinfo -F vermagic {module}")
     assert vermagic.startswith(f"{kernel} ")
     version = site.sh("dpkg-query -W -f '${Version}' nvidia-kernel-dkms").partition("-")[0]

@@ -65,10 +65,10 @@ def installed(site: Site, announced: Run) -> Run:
 
 
 def test_the_real_run_brings_what_was_announced(site: Site, bare: list[str], announced: Run, installed: Run) -> None:
-    there = {f"{name}={version}" for name, version in versions(site).items()}
-    came = {line for line in there if line.replace("=", " ") not in bare}
-    assert came == yaml_list(announced.output, "install")
-    assert {line.partition("=")[0] for line in came} >= PACKAGES
+    packages = {f"{name}={version}" for name, version in versions(site).items()}
+    new_packages = {line for line in packages if line.replace("=", " ") not in bare}
+    assert new_packages == yaml_list(announced.output, "install")
+    assert {line.partition("=")[0] for line in new_packages} >= PACKAGES
     locked = {line for line in site.sh("cat /etc/dnf/plugins/versionlock.list").splitlines() if line[:1] not in "# "}
     assert locked == yaml_list(announced.output, "hold")
 
@@ -97,7 +97,10 @@ def test_absent_restores_the_node(site: Site, bare: list[str], installed: Run) -
         r"gpg-pubkey |.* etc/(passwd|group|shadow|gshadow)-?$|.* etc/dnf/modules.d/nvidia-driver.module$"
         r"|.* etc/docker/key.json$|etc/rc\d.d/\w+docker |network-online.target "
     )
-    left, there = ({line for line in lines if not stays.match(line)} for lines in (site.snapshot(), bare))
-    differences = [*(f"+ {line}" for line in sorted(left - there)), *(f"- {line}" for line in sorted(there - left))]
+    left, original = ({line for line in lines if not stays.match(line)} for lines in (site.snapshot(), bare))
+    differences = [
+        *(f"+ {line}" for line in sorted(left - original)),
+        *(f"- {line}" for line in sorted(original - left)),
+    ]
     assert not differences, "\n".join(differences)
     assert site.play(*states).recap["changed"] == 0

@@ -70,7 +70,7 @@ class Cluster:
         address, *_, cpus = self.site.sh("hostname -I; nproc").split()
         line = f"NodeAddr={address} CPUs={cpus} Gres=gpu:h100:8"
         conf = slurm_conf(head, {self.node.name: line}, **SETTINGS)
-        given = {
+        extra_vars = {
             "slurm_node_state": "present",
             "slurm_node_conf": conf,
             "slurm_node_munge_key": KEY,
@@ -79,7 +79,7 @@ class Cluster:
             **changes,
         }
         file = self.folder / "variables.json"
-        file.write_text(json.dumps(given), encoding="utf-8")
+        file.write_text(json.dumps(extra_vars), encoding="utf-8")
         return ["-l", self.node.name, "-e", f"@{file}"]
 
     def state(self) -> tuple[str, str]:
@@ -108,13 +108,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         lab.up(1, "debian-12", ["hgx-h100-8"])
         lab.up(1, "debian-12")
-        found = Cluster(lab, folder)
+        slurm_cluster = Cluster(lab, folder)
         Roles(
-            found.site, tmp_path_factory.mktemp("driver"), "nvidia_repository", "nvidia_driver", "nvidia_fabric"
-        ).done("-l", found.node.name, "-e", f"nvidia_driver_version={DRIVER}")
-        put(found.site, archive(folder), "/usr/local/bin/gpunode")
-        found.site.sh("gpunode --version")  # unpacks once
-        yield found
+            slurm_cluster.site, tmp_path_factory.mktemp("driver"), "nvidia_repository", "nvidia_driver", "nvidia_fabric"
+        ).done("-l", slurm_cluster.node.name, "-e", f"nvidia_driver_version={DRIVER}")
+        put(slurm_cluster.site, archive(folder), "/usr/local/bin/gpunode")
+        slurm_cluster.site.sh("gpunode --version")  # unpacks once
+        yield slurm_cluster
     finally:
         lab.down()
         # The node's slurmd made its groups in the hierarchy that it shares with this machine.
@@ -166,10 +166,10 @@ def test_a_job_opens_its_own_gpus_and_no_others(cluster: Cluster) -> None:
     # Outside of a job no group forbids anything.
     outside = cluster.site.sh(f'python3 -I -c "{OPENS}"').split()
     assert set(outside[1::2]) == {"ENXIO"}
-    found = cluster.opened(2)
-    assert sorted(found.values()) == ["ENXIO"] * 2 + ["EPERM"] * 6
-    own = cluster.site.sh("cd /tmp; timeout 200 srun -N1 --gres=gpu:2 printenv CUDA_VISIBLE_DEVICES").strip()
-    assert own == ",".join(str(at) for at, name in sorted(found.items()) if name == "ENXIO")
+    opened = cluster.opened(2)
+    assert sorted(opened.values()) == ["ENXIO"] * 2 + ["EPERM"] * 6
+    visible = cluster.site.sh("cd /tmp; timeout 200 srun -N1 --gres=gpu:2 printenv CUDA_VISIBLE_DEVICES").strip()
+    assert visible == ",".join(str(at) for at, name in sorted(opened.items()) if name == "ENXIO")
 
 
 def test_a_restart_of_the_node_keeps_gres_and_slurmd_comes_after_the_devices(cluster: Cluster) -> None:
@@ -186,7 +186,7 @@ def test_a_restart_of_the_node_keeps_gres_and_slurmd_comes_after_the_devices(clu
     }
     for version, text in seen.items():
         (report,) = json.loads(text)["nodes"]
-        statuses = {one["check"]: one["status"] for one in report["findings"]}
+        statuses = {finding["check"]: finding["status"] for finding in report["findings"]}
         assert statuses == {"slurm.gres": "pass", "slurm.devices": "pass", "slurm.version": version}
     assert sorted(cluster.opened(3).values()) == ["ENXIO"] * 3 + ["EPERM"] * 5
 

@@ -37,8 +37,8 @@ class Nodes(Site):
         self.trusted: list[str] = []
 
     def harden(self, *arguments: str, state: str = "present") -> Run:
-        given = {"ssh_hardening_state": state, "ssh_hardening_trusted_networks": self.trusted}
-        return self.play("-e", json.dumps(given), *arguments, playbook=str(self.file))
+        extra_vars = {"ssh_hardening_state": state, "ssh_hardening_trusted_networks": self.trusted}
+        return self.play("-e", json.dumps(extra_vars), *arguments, playbook=str(self.file))
 
     def judged(self) -> dict[str, set[tuple[str, str]]]:
         """What gpunode finds on each node: check and status."""
@@ -46,7 +46,7 @@ class Nodes(Site):
         argv = [str(program), "validate", "-i", str(self.lab.inventory_path), "--level", "quick", "--format", "json"]
         done = run_program(argv, cwd=ROOT, limit_s=300)
         return {
-            node["host"]: {(one["check"], one["status"]) for one in node["findings"]}
+            node["host"]: {(finding["check"], finding["status"]) for finding in node["findings"]}
             for node in json.loads(done.stdout)["nodes"]
         }
 
@@ -120,7 +120,7 @@ def test_new_logins_are_not_throttled(nodes: Nodes, hardened: tuple[Run, Run, di
         judged = nodes.judged()
         assert judged.keys() == {node.name for node in nodes.lab.nodes()}
         # Host keys of lab nodes are not known before, which is a warning of the same check.
-        assert LOST not in {found for findings in judged.values() for found in findings}
+        assert LOST not in {finding for findings in judged.values() for finding in findings}
     for node in nodes.lab.nodes():
         for _ in range(15):
             assert node.ssh(["true"]).returncode == 0
@@ -181,8 +181,8 @@ def test_a_socket_keeps_its_port_and_gets_another(nodes: Nodes, hardened: tuple[
         assert {"0.0.0.0:2222", "[::]:2222", "0.0.0.0:22", "[::]:22"} <= set(listening)
     assert nodes.harden("-e", '{"ssh_hardening_ports": [22, 2222]}').changed == {}
     # sshd's folder in /run comes and goes behind a socket: it is judged all the same.
-    for found in nodes.judged().values():
-        assert ("host.ssh-settings", "pass") in found
+    for findings in nodes.judged().values():
+        assert ("host.ssh-settings", "pass") in findings
     # Without the role's ports this socket would take IPv6 alone, and the login of this test is one of IPv4.
     for node in nodes.lab.nodes():
         nodes.shell(node, f"rm {SOCKET}/00-ubuntu.conf")

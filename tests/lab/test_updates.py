@@ -74,14 +74,14 @@ def updates(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Roles:
 def would_move(site: Site) -> set[str]:
     """Packages that an automatic upgrade would install now."""
     reply = site.sh("unattended-upgrade --dry-run --debug 2>&1")
-    found = re.findall(r"(?m)^Packages that will be upgraded: (.*)$", reply)
-    assert found or "No packages found that can be upgraded unattended" in reply, reply
-    return set(found[-1].split()) if found else set()
+    matches = re.findall(r"(?m)^Packages that will be upgraded: (.*)$", reply)
+    assert matches or "No packages found that can be upgraded unattended" in reply, reply
+    return set(matches[-1].split()) if matches else set()
 
 
 def record(site: Site) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(site.sh(f"cat {RECORD}"))
-    return found
+    content: dict[str, Any] = json.loads(site.sh(f"cat {RECORD}"))
+    return content
 
 
 def test_an_automatic_upgrade_moves_security_updates_and_nothing_of_the_gpu_stack(updates: Roles) -> None:

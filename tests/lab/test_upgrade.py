@@ -94,8 +94,8 @@ def test_an_upgrade_across_a_branch_by_canary_and_waves(fleet: Fleet) -> None:
     assert all(fleet.boots()[name] != boots[name] for name in fleet.names)
     in_service(fleet, *fleet.names)
     for name in fleet.names:
-        whats = [what for what, _ in run.times(name)]
-        assert whats == [
+        steps = [step for step, _ in run.times(name)]
+        assert steps == [
             *("prepare", "prepared", "drain", "drained", "change", "changed"),
             *("reboot", "rebooted", "validate", "validated", "return", "returned"),
         ]
@@ -123,7 +123,7 @@ def refused_in_preparation(fleet: Fleet, run: Upgraded) -> None:
     canary, *others = fleet.names
     assert run.rc == 1, run.shown
     assert run.states == dict.fromkeys(fleet.names, "planned")
-    assert [what for what, _ in run.times(canary)] == ["prepare", "planned"]
+    assert [step for step, _ in run.times(canary)] == ["prepare", "planned"]
     assert "nvidia-fabricmanager" in run.nodes[canary]["reason"], run.shown
     assert all(not run.times(name) for name in others)
 
@@ -157,7 +157,7 @@ def test_a_fabric_manager_of_the_old_release_fails_the_canary_which_rolls_back(f
     assert run.journal["left_out"] == {others[-1]: f"drained by others: {TICKET}"}
     assert f"left out    {others[-1]}: drained by others: {TICKET}" in run.output
     assert "fabric manager" in run.output.rpartition("run ")[0]
-    assert [what for what, _ in run.times(canary)].count("change") == 2
+    assert [step for step, _ in run.times(canary)].count("change") == 2
     after = fleet.snapshots()
     assert {name: after[name] for name in others} == {name: before[name] for name in others}
     assert {fleet.boots()[name] for name in others} == {boots[name] for name in others}
@@ -220,7 +220,7 @@ def test_the_nodes_of_a_failure_domain_go_back_together(fleet: Fleet) -> None:
     assert run.rc == 1, run.shown
     assert "(canary) (together: rack-1)" in run.output
     assert run.states == {good: "rolled-back", bad: "rolled-back", other: "planned"}
-    assert [[what for what, _ in run.times(name)].count("change") for name in (good, bad, other)] == [2, 2, 0]
+    assert [[step for step, _ in run.times(name)].count("change") for name in (good, bad, other)] == [2, 2, 0]
     assert set(fleet.loaded().values()) == {SECOND}
     assert fleet.snapshots()[other] == before
     in_service(fleet, *fleet.names)
@@ -235,7 +235,7 @@ def test_a_node_that_cannot_be_measured_stays_as_it_is(fleet: Fleet) -> None:
     assert run.rc == 1, run.shown
     assert f"measured    before and after the change, in {IMAGE}" in run.output
     assert run.states == {name: "planned"}
-    assert [what for what, _ in run.times(name)] == ["prepare", "prepared", "drain", "drained", "planned"]
+    assert [step for step, _ in run.times(name)] == ["prepare", "prepared", "drain", "drained", "planned"]
     assert "nothing was measured before the change: no Docker engine on the node" in run.nodes[name]["reason"]
     assert fleet.snapshots()[name] == before
     in_service(fleet, name)

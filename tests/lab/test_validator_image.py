@@ -28,9 +28,9 @@ TOOLS = {"tools.nvbandwidth", "tools.dcgm-diag", "tools.nccl-tests"}
 NEEDS_A_GPU = {"copy.peer", "gemm.tf32", "gemm.fp8", *TOOLS}
 
 
-def image(place: Place, build: str) -> Path:
+def image(host: Place, build: str) -> Path:
     """The image as a file; it is built if this machine has none of its recipe."""
-    path = place.folder / f"{build}.tar"
+    path = host.folder / f"{build}.tar"
     if not path.exists():
         client = connect()
         full = validator_image.ensure(client, build, print)
@@ -41,28 +41,28 @@ def image(place: Place, build: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (node,) = lab.up(1, "debian-12")
-    place = Place(lab, node, tmp_path_factory.mktemp("validator"))
-    place.root(f"{INSTALL} && {SAMPLES}", limit_s=600)
-    yield place
-    assert place.containers == []
+    machine = Place(lab, node, tmp_path_factory.mktemp("validator"))
+    machine.root(f"{INSTALL} && {SAMPLES}", limit_s=600)
+    yield machine
+    assert machine.containers == []
 
 
-def validated(place: Place, build: str, *options: str) -> dict[str, dict[str, Any]]:
+def validated(host: Place, build: str, *options: str) -> dict[str, dict[str, Any]]:
     """The records of a run of the build's image that came to its end."""
-    rc, finding = place.validate("--image-file", str(image(place, build)), *options, limit_s=2400)
+    rc, finding = host.validate("--image-file", str(image(host, build)), *options, limit_s=2400)
     assert (rc, finding["status"]) == (0, "pass"), finding
-    records = place.records()
+    records = host.records()
     assert records["container"]["values"]["complete"] is True
     assert {record["device"] for record in records.values()} == {"cpu"}
     assert all(record["simulated"] for record in records.values())
     return records
 
 
-def test_the_build_for_the_processor_runs_all_of_level_deep(place: Place) -> None:
+def test_the_build_for_the_processor_runs_all_of_level_deep(host: Place) -> None:
     """Each part has a result, or is one that no processor has."""
-    records = validated(place, "cpu", "--level", "deep", "--burn", "2", "--storage", SCRATCH, "--data", DATA)
+    records = validated(host, "cpu", "--level", "deep", "--burn", "2", "--storage", SCRATCH, "--data", DATA)
     version = validator_image.version_of("cpu").partition("+")[0]
     assert records["versions.torch"]["values"]["version"].startswith(version)
     assert records["container"]["values"]["level"] == "deep"
@@ -77,8 +77,8 @@ def test_the_build_for_the_processor_runs_all_of_level_deep(place: Place) -> Non
     assert records["input.pipeline"]["values"]["files"] == 200
 
 
-def test_the_build_with_tensorflow_runs_it(place: Place) -> None:
-    records = validated(place, "tensorflow-cpu")
+def test_the_build_with_tensorflow_runs_it(host: Place) -> None:
+    records = validated(host, "tensorflow-cpu")
     assert records["versions.tensorflow"]["values"]["version"] == validator_image.version_of("tensorflow-cpu")
     for name in ("frameworks.tensorflow", "frameworks.tensorflow-training"):
         assert (records[name]["error"], records[name]["skipped"], records[name]["undetermined"]) == (None, None, None)

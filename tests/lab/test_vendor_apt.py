@@ -68,8 +68,8 @@ def test_pinned_and_installed_the_closure_has_one_version_and_stays(shell: Shell
     closure = shell.installed(DRIVER)
     assert set(requested.split()) <= set(closure)
     assert set(closure.values()) == {OLDER}
-    for what in ("upgrade", "dist-upgrade", "install cuda-drivers-580"):
-        rc, output = shell.ask(f"apt-get --simulate {what}")
+    for command in ("upgrade", "dist-upgrade", "install cuda-drivers-580"):
+        rc, output = shell.ask(f"apt-get --simulate {command}")
         moved = [line for line in output.splitlines() if line.startswith("Inst ") and "nvidia" in line.split()[1]]
         assert not [line for line in moved if NEWER in line or NEXT in line], (rc, moved)
 

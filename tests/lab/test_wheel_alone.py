@@ -71,8 +71,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
 
 def commands(page: str) -> list[str]:
     """The lines of a page's console blocks, but for the servers that do not exist; the lab's take their place."""
-    found = [block for block in blocks(page, "console") if "gpu-01.example.org" not in block]
-    return [line for block in found for line in block.splitlines() if line.strip()]
+    examples = [block for block in blocks(page, "console") if "gpu-01.example.org" not in block]
+    return [line for block in examples for line in block.splitlines() if line.strip()]
 
 
 FAULTY = ("# the current state",)
@@ -106,12 +106,12 @@ def test_a_role_of_a_site_is_tested_by_molecule_with_the_files_of_the_wheel(user
     user.folder = user.home
     user.types("gpunode init own gpu-01 --no-look --example research --molecule && git init -q own")
     user.types("~/gpunode/bin/pip install --quiet molecule")
-    own = user.home / "own"
+    repository = user.home / "own"
     for block in blocks("molecule.md", "yaml"):
-        place = own / block.splitlines()[0].removeprefix("# ").strip()
-        if "molecule/default" not in str(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(f"---\n{block}", encoding="utf-8")
+        path = repository / block.splitlines()[0].removeprefix("# ").strip()
+        if "molecule/default" not in str(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"---\n{block}", encoding="utf-8")
     mirror = os.environ.get("GPUNODE_LAB_MIRROR")
     done = user.types(f"{f'export GPUNODE_LAB_MIRROR={mirror}; ' if mirror else ''}cd own && molecule test -s scratch")
     text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)

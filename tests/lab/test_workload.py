@@ -124,47 +124,51 @@ def until(true: Callable[[], bool], limit_s: float) -> float:
 
 
 @pytest.fixture(scope="module")
-def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (node,) = lab.up(1, "debian-12")
-    place = Place(lab, node, tmp_path_factory.mktemp("workload"))
-    place.root(INSTALL, limit_s=300)
+    machine = Place(lab, node, tmp_path_factory.mktemp("workload"))
+    machine.root(INSTALL, limit_s=300)
     for user in (PLAIN, MEMBER):
-        place.root(f"useradd --create-home --shell /bin/sh {user} && cp -r /home/admin/.ssh /home/{user}/")
-        place.root(f"chown -R {user} /home/{user}/.ssh")
-    place.root(f"usermod -aG docker {MEMBER}")
+        machine.root(f"useradd --create-home --shell /bin/sh {user} && cp -r /home/admin/.ssh /home/{user}/")
+        machine.root(f"chown -R {user} /home/{user}/.ssh")
+    machine.root(f"usermod -aG docker {MEMBER}")
     # What a run that was cut between making and starting its container would leave, and somebody else's container.
-    place.validate("--image-file", str(place.image("python")))
-    python = place.root(f"docker images -q {REPOSITORY}")
-    place.root(f"docker create --name left --label {LABEL}=payload --label {LIMIT_LABEL}=1 {python} python3")
-    place.root(f"docker create --name foreign {python} python3")
-    yield place
-    assert place.root("docker ps -a --format '{{.Names}}'").split() in (["foreign"], ["foreign", "left"])
+    machine.validate("--image-file", str(machine.image("python")))
+    python = machine.root(f"docker images -q {REPOSITORY}")
+    machine.root(f"docker create --name left --label {LABEL}=payload --label {LIMIT_LABEL}=1 {python} python3")
+    machine.root(f"docker create --name foreign {python} python3")
+    yield machine
+    assert machine.root("docker ps -a --format '{{.Names}}'").split() in (["foreign"], ["foreign", "left"])
 
 
 # --- it runs
 
 
-def test_the_payload_runs_in_the_nested_engine(place: Place) -> None:
-    rc, finding = place.validate("--image-file", str(place.image("torch")), limit_s=600)
+def test_the_payload_runs_in_the_nested_engine(host: Place) -> None:
+    rc, finding = host.validate("--image-file", str(host.image("torch")), limit_s=600)
     assert (rc, finding["status"]) == (0, "pass"), finding
-    records = place.records()
+    records = host.records()
     assert records["versions.torch"]["values"]["version"].startswith("2.13.0")
     assert records["frameworks.tensor"]["error"] is None
     assert {record["device"] for record in records.values()} == {"cpu"}
     assert all(record["simulated"] for record in records.values())
-    own = records["container"]
-    assert own["container"]["engine"].startswith("docker 20.10.")
-    assert (own["values"]["complete"], own["values"]["brought"], own["container"]["gpus"]) == (True, True, "none")
-    assert place.containers == []
+    record = records["container"]
+    assert record["container"]["engine"].startswith("docker 20.10.")
+    assert (record["values"]["complete"], record["values"]["brought"], record["container"]["gpus"]) == (
+        True,
+        True,
+        "none",
+    )
+    assert host.containers == []
 
 
 @pytest.mark.timeout(1500)
-def test_level_deep_runs_to_its_end_and_is_marked(place: Place) -> None:
+def test_level_deep_runs_to_its_end_and_is_marked(host: Place) -> None:
     """On a processor, so no figure is a GPU's; a directory that is not there costs its own records alone."""
-    options = ("--level", "deep", "--image-file", str(place.image("torch")), "--burn", "2", "--storage", "/nowhere")
-    rc, finding = place.validate(*options, limit_s=1400)
+    options = ("--level", "deep", "--image-file", str(host.image("torch")), "--burn", "2", "--storage", "/nowhere")
+    rc, finding = host.validate(*options, limit_s=1400)
     assert (rc, finding["status"]) == (0, "pass"), finding
-    records = place.records()
+    records = host.records()
     assert set(records) > MEASURED
     assert {record["device"] for record in records.values()} == {"cpu"}
     assert all(record["simulated"] for record in records.values())
@@ -174,63 +178,63 @@ def test_level_deep_runs_to_its_end_and_is_marked(place: Place) -> None:
     broken = {name for name, record in records.items() if record["error"] is not None}
     assert broken <= {"storage.fio", "storage.dataloader"}
     assert "/nowhere" in records["storage.dataloader"]["error"]
-    assert place.root("ls -d /nowhere 2>/dev/null || echo absent") == "absent"
-    assert place.containers == []
+    assert host.root("ls -d /nowhere 2>/dev/null || echo absent") == "absent"
+    assert host.containers == []
 
 
-def test_the_image_is_not_transferred_twice(place: Place) -> None:
-    place.validate("--image-file", str(place.image("python")))
-    assert place.records()["container"]["values"]["brought"] is False
+def test_the_image_is_not_transferred_twice(host: Place) -> None:
+    host.validate("--image-file", str(host.image("python")))
+    assert host.records()["container"]["values"]["brought"] is False
 
 
-def test_without_container_the_nodes_python_runs_it_and_nothing_stays(place: Place) -> None:
-    before = place.root("ls -A /tmp /home/admin /root")
-    _, finding = place.validate("--no-container")
+def test_without_container_the_nodes_python_runs_it_and_nothing_stays(host: Place) -> None:
+    before = host.root("ls -A /tmp /home/admin /root")
+    _, finding = host.validate("--no-container")
     assert finding["status"] == "skip", finding  # it does not mention containers
     assert "on the host itself, in no container" in finding["message"]
-    assert place.records()["container"]["values"]["kind"] == "done"
-    assert place.records()["container"]["container"] is None
-    assert place.records()["versions.system"]["values"]["python"].startswith("3.11.")
-    assert place.root("ls -A /tmp /home/admin /root") == before
+    assert host.records()["container"]["values"]["kind"] == "done"
+    assert host.records()["container"]["container"] is None
+    assert host.records()["versions.system"]["values"]["python"].startswith("3.11.")
+    assert host.root("ls -A /tmp /home/admin /root") == before
 
 
-def test_what_an_earlier_run_left_is_swept_and_nothing_else(place: Place) -> None:
-    left = place.root("docker ps -aq --filter name=left")
+def test_what_an_earlier_run_left_is_swept_and_nothing_else(host: Place) -> None:
+    left = host.root("docker ps -aq --filter name=left")
     if left:  # it has to be a minute old before it counts as left
-        made = place.root("docker inspect -f '{{.Created}}' left")[:19]
-        until(lambda: int(place.root(f"echo $(( $(date +%s) - $(date -d {made}Z +%s) ))")) > 62, 90)
-    place.validate("--image-file", str(place.image("python")))
-    assert place.root("docker ps -a --format '{{.Names}}'") == "foreign"
+        made = host.root("docker inspect -f '{{.Created}}' left")[:19]
+        until(lambda: int(host.root(f"echo $(( $(date +%s) - $(date -d {made}Z +%s) ))")) > 62, 90)
+    host.validate("--image-file", str(host.image("python")))
+    assert host.root("docker ps -a --format '{{.Names}}'") == "foreign"
 
 
 # --- who may
 
 
-def test_a_user_with_a_sudo_password_validates_with_k(place: Place) -> None:
-    assert "docker" not in place.root("id -Gn operator").split()
-    password = (place.lab.state.folder / "operator-password").read_text().strip()
-    command = place.command("-K", "--image-file", str(place.image("python")), user="operator")
+def test_a_user_with_a_sudo_password_validates_with_k(host: Place) -> None:
+    assert "docker" not in host.root("id -Gn operator").split()
+    password = (host.lab.state.folder / "operator-password").read_text().strip()
+    command = host.command("-K", "--image-file", str(host.image("python")), user="operator")
     output = with_terminal(command, "BECOME password: ", password)
     assert '"status": "pass"' in output, output
     assert password not in output
-    assert place.records()["container"]["values"]["kind"] == "done"
+    assert host.records()["container"]["values"]["kind"] == "done"
 
 
-def test_a_member_of_the_group_docker_needs_no_sudo(place: Place) -> None:
-    rc, finding = place.validate("--image-file", str(place.image("python")), user=MEMBER)
+def test_a_member_of_the_group_docker_needs_no_sudo(host: Place) -> None:
+    rc, finding = host.validate("--image-file", str(host.image("python")), user=MEMBER)
     assert (rc, finding["status"]) == (0, "pass"), finding
 
 
-def test_a_user_without_either_gets_one_clear_line(place: Place) -> None:
-    place.refused(
-        *("--image-file", str(place.image("python"))),
+def test_a_user_without_either_gets_one_clear_line(host: Place) -> None:
+    host.refused(
+        *("--image-file", str(host.image("python"))),
         user=PLAIN,
         words=["user plain may not use the node's Docker engine", "no permission on its socket", "-K", "group docker"],
     )
 
 
-def test_a_user_who_should_become_root_and_cannot_gets_one_clear_line(place: Place) -> None:
-    inventory = place.inventory(PLAIN)
+def test_a_user_who_should_become_root_and_cannot_gets_one_clear_line(host: Place) -> None:
+    inventory = host.inventory(PLAIN)
     inventory.write_text(inventory.read_text().replace("ansible_become: false", "ansible_become: true"))
     argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(inventory), "--format", "json"]
     done = run_program(argv, limit_s=120)
@@ -242,39 +246,39 @@ def test_a_user_who_should_become_root_and_cannot_gets_one_clear_line(place: Pla
 # --- it ends whatever happens
 
 
-def test_kill_9_of_the_controller_leaves_no_container(place: Place) -> None:
-    with place.under_way() as process:
+def test_kill_9_of_the_controller_leaves_no_container(host: Place) -> None:
+    with host.under_way() as process:
         os.killpg(process.pid, signal.SIGKILL)
-        until(lambda: not place.containers, GONE_S)
+        until(lambda: not host.containers, GONE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_controller_leaves_no_container(place: Place, number: int) -> None:
-    with place.under_way() as process:
+def test_an_interrupted_controller_leaves_no_container(host: Place, number: int) -> None:
+    with host.under_way() as process:
         process.send_signal(number)
         process.wait(timeout=10)
-        until(lambda: not place.containers, GONE_S)
+        until(lambda: not host.containers, GONE_S)
 
 
-def test_a_connection_that_ends_leaves_no_container(place: Place) -> None:
-    with place.under_way() as process:
-        place.root("pkill -KILL -f '^sshd: admin'")
-        until(lambda: not place.containers, GONE_S)
+def test_a_connection_that_ends_leaves_no_container(host: Place) -> None:
+    with host.under_way() as process:
+        host.root("pkill -KILL -f '^sshd: admin'")
+        until(lambda: not host.containers, GONE_S)
         out, _ = process.communicate(timeout=90)
         (finding,) = json.loads(out)["nodes"][0]["findings"]
         assert finding["status"] == "error"
         assert "ended early" in finding["message"] or "Docker engine" in finding["message"], finding["message"]
 
 
-def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: Place) -> None:
+def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(host: Place) -> None:
     """The end is not signalled: only the limit inside the container remains."""
-    with place.under_way(limit_s=40) as process:
-        place.root("iptables -I INPUT -p tcp --dport 22 -j DROP && iptables -I OUTPUT -p tcp --sport 22 -j DROP")
+    with host.under_way(limit_s=40) as process:
+        host.root("iptables -I INPUT -p tcp --dport 22 -j DROP && iptables -I OUTPUT -p tcp --sport 22 -j DROP")
         try:
-            assert until(lambda: not place.containers, 90) > 5
+            assert until(lambda: not host.containers, 90) > 5
             out, _ = process.communicate(timeout=90)
         finally:
-            place.root("iptables -D INPUT -p tcp --dport 22 -j DROP && iptables -D OUTPUT -p tcp --sport 22 -j DROP")
+            host.root("iptables -D INPUT -p tcp --dport 22 -j DROP && iptables -D OUTPUT -p tcp --sport 22 -j DROP")
         (finding,) = json.loads(out)["nodes"][0]["findings"]
         assert finding["status"] == "error"
 
@@ -289,47 +293,47 @@ def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: 
         ("floods", ["more than 4 MiB on stdout"]),
     ],
 )
-def test_an_image_that_cannot_do_it_is_named(place: Place, kind: str, words: list[str]) -> None:
+def test_an_image_that_cannot_do_it_is_named(host: Place, kind: str, words: list[str]) -> None:
     assert kind in KINDS
-    place.refused("--image-file", str(place.image(kind)), words=words)
-    assert place.containers == []
+    host.refused("--image-file", str(host.image(kind)), words=words)
+    assert host.containers == []
 
 
-def test_an_image_without_torch_is_reported_in_its_records(place: Place) -> None:
-    place.validate("--image-file", str(place.image("python")))
-    assert place.records()["versions.torch"]["skipped"] == "PyTorch is not in the image"
+def test_an_image_without_torch_is_reported_in_its_records(host: Place) -> None:
+    host.validate("--image-file", str(host.image("python")))
+    assert host.records()["versions.torch"]["skipped"] == "PyTorch is not in the image"
 
 
-def test_an_image_of_a_registry_out_of_reach(place: Place) -> None:
-    place.refused(
+def test_an_image_of_a_registry_out_of_reach(host: Place) -> None:
+    host.refused(
         *("--image", "registry.invalid/there/is:none"),
         words=["registry.invalid/there/is:none is not on the node", "registry cannot be reached", "--image-file"],
     )
 
 
-def test_a_full_disk_is_named(place: Place) -> None:
-    place.root("mkdir -p /small && mount -t tmpfs -o size=60m tmpfs /small")
-    place.root('echo \'{"data-root": "/small"}\' > /etc/docker/daemon.json && systemctl restart docker')
+def test_a_full_disk_is_named(host: Place) -> None:
+    host.root("mkdir -p /small && mount -t tmpfs -o size=60m tmpfs /small")
+    host.root('echo \'{"data-root": "/small"}\' > /etc/docker/daemon.json && systemctl restart docker')
     try:
-        place.refused("--image-file", str(place.image("python")), words=["no space left on the node's disk"])
+        host.refused("--image-file", str(host.image("python")), words=["no space left on the node's disk"])
     finally:
-        place.root("rm /etc/docker/daemon.json && systemctl restart docker && umount -l /small")
+        host.root("rm /etc/docker/daemon.json && systemctl restart docker && umount -l /small")
 
 
-def test_an_engine_that_does_not_run(place: Place) -> None:
-    place.root("systemctl stop docker.socket docker.service")
+def test_an_engine_that_does_not_run(host: Place) -> None:
+    host.root("systemctl stop docker.socket docker.service")
     try:
-        place.refused("--image-file", str(place.image("python")), words=["engine does not run", "role docker"])
+        host.refused("--image-file", str(host.image("python")), words=["engine does not run", "role docker"])
     finally:
-        place.root("systemctl start docker.socket docker.service")
+        host.root("systemctl start docker.socket docker.service")
 
 
-def test_a_node_without_an_engine(place: Place) -> None:
-    place.root("mv /usr/bin/docker /usr/bin/docker.away")
+def test_a_node_without_an_engine(host: Place) -> None:
+    host.root("mv /usr/bin/docker /usr/bin/docker.away")
     try:
-        place.refused("--image-file", str(place.image("python")), words=["no Docker engine", "role docker"])
+        host.refused("--image-file", str(host.image("python")), words=["no Docker engine", "role docker"])
     finally:
-        place.root("mv /usr/bin/docker.away /usr/bin/docker")
+        host.root("mv /usr/bin/docker.away /usr/bin/docker")
 
 
 def with_terminal(argv: Sequence[str], prompt: str, answer: str, limit_s: float = 120) -> str:
@@ -337,7 +341,7 @@ def with_terminal(argv: Sequence[str], prompt: str, answer: str, limit_s: float 
     child, terminal = pty.fork()
     if child == 0:
         os.execvp(argv[0], list(argv))  # noqa: S606
-    shown, deadline, asked = "", time.monotonic() + limit_s, False
+    shown, deadline, answered = "", time.monotonic() + limit_s, False
     try:
         while True:
             assert time.monotonic() < deadline, f"{shlex.join(argv)} did not end: {shown}"
@@ -350,8 +354,8 @@ def with_terminal(argv: Sequence[str], prompt: str, answer: str, limit_s: float 
             if not data:
                 return shown
             shown += data.decode(errors="replace")
-            if prompt in shown and not asked:
-                asked = True
+            if prompt in shown and not answered:
+                answered = True
                 os.write(terminal, answer.encode() + b"\n")
     finally:
         os.kill(child, signal.SIGKILL)

@@ -65,12 +65,12 @@ class Place:
     def run(self, devices: Devices) -> dict[str, object]:
         """What the payload saw in a container that was given these devices."""
         trying = Trying(devices, self.folder / "python.tar")
-        (one,) = collect(targets_from_inventory([str(self.lab.inventory_path)]), timeout_s=120, then=trying)
-        assert one.reason is None
+        (collected,) = collect(targets_from_inventory([str(self.lab.inventory_path)]), timeout_s=120, then=trying)
+        assert collected.reason is None
         if trying.failure is not None:
             raise trying.failure
-        assert one.answer is not None
-        return one.answer.bundle().results[0]
+        assert collected.answer is not None
+        return collected.answer.bundle().results[0]
 
 
 class Trying:
@@ -106,37 +106,37 @@ class Trying:
 
 
 @pytest.fixture(scope="module")
-def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (node,) = lab.up(1, "debian-13")
-    place = Place(lab, node, tmp_path_factory.mktemp("workload"))
-    write_workload_image(connect(), "python", place.folder / "python.tar", print)
-    place.root(INSTALL, limit_s=400)
+    machine = Place(lab, node, tmp_path_factory.mktemp("workload"))
+    write_workload_image(connect(), "python", machine.folder / "python.tar", print)
+    machine.root(INSTALL, limit_s=400)
     spec = json.dumps(SPEC).replace("'", "")
-    place.root(f"mkdir -p /etc/cdi && echo '{spec}' > /etc/cdi/nvidia.json")
-    place.root('echo \'{"features": {"cdi": true}}\' > /etc/docker/daemon.json && systemctl restart docker')
-    yield place
+    machine.root(f"mkdir -p /etc/cdi && echo '{spec}' > /etc/cdi/nvidia.json")
+    machine.root('echo \'{"features": {"cdi": true}}\' > /etc/docker/daemon.json && systemctl restart docker')
+    yield machine
     # Over SSH: with containers of its own, a node's cgroup may take no process from the engine (cgroup v2).
     left = node.ssh(["sudo", "docker", "ps", "-aq"])
     assert (left.returncode, left.stdout.strip()) == (0, ""), left.stderr
 
 
-def test_devices_come_as_the_specification_has_them(place: Place) -> None:
-    assert place.run(Devices("cdi"))["got"] == ["GOT_0", "GOT_1"]
-    assert place.run(Devices("cdi", ("1",)))["got"] == ["GOT_1"]
-    assert place.run(Devices("none"))["got"] == []
+def test_devices_come_as_the_specification_has_them(host: Place) -> None:
+    assert host.run(Devices("cdi"))["got"] == ["GOT_0", "GOT_1"]
+    assert host.run(Devices("cdi", ("1",)))["got"] == ["GOT_1"]
+    assert host.run(Devices("none"))["got"] == []
 
 
-def test_the_container_may_nothing_that_it_does_not_need(place: Place) -> None:
-    seen = place.run(Devices("cdi", ("1",)))
+def test_the_container_may_nothing_that_it_does_not_need(host: Place) -> None:
+    seen = host.run(Devices("cdi", ("1",)))
     assert (seen["capabilities"], seen["new"], seen["socket"]) == ("0000000000000000", "1", False)
     assert seen["network"] == ["lo"]
     assert (seen["visible"], seen["parent"], seen["shm"]) == ("void", 1, 8 * 2**30)
 
 
-def test_a_device_that_no_specification_has_is_named(place: Place) -> None:
+def test_a_device_that_no_specification_has_is_named(host: Place) -> None:
     began = time.monotonic()
     with pytest.raises(LaunchFailure, match="does not pass GPUs to containers") as caught:
-        place.run(Devices("cdi", ("7",)))
+        host.run(Devices("cdi", ("7",)))
     assert caught.value.kind == "no-gpu-support"
     assert "nvidia.com/gpu=7" in str(caught.value)
     assert time.monotonic() - began < 100

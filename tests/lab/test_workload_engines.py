@@ -28,77 +28,75 @@ SOCKET = "/var/run/docker.sock"
 
 
 @pytest.fixture(scope="module")
-def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Place:
     (node,) = lab.up(1, "debian-13")
-    place = Place(lab, node, tmp_path_factory.mktemp("engines"))
-    place.root(f"{INSTALL} && {PODMAN}", limit_s=600)
-    return place
+    machine = Place(lab, node, tmp_path_factory.mktemp("engines"))
+    machine.root(f"{INSTALL} && {PODMAN}", limit_s=600)
+    return machine
 
 
-def run(place: Place, *options: str, user: str = "admin") -> tuple[str, dict[str, Any]]:
+def run(host: Place, *options: str, user: str = "admin") -> tuple[str, dict[str, Any]]:
     """The status of ``container.runs``, and the launcher's record; its message is always one line."""
-    _, finding = place.validate("--image-file", str(place.image("python")), *options, user=user)
+    _, finding = host.validate("--image-file", str(host.image("python")), *options, user=user)
     assert len(finding["message"].splitlines()) == 1
-    return finding["status"], place.records()["container"]
+    return finding["status"], host.records()["container"]
 
 
-def test_docker_26_runs_it(place: Place) -> None:
-    status, record = run(place)
+def test_docker_26_runs_it(host: Place) -> None:
+    status, record = run(host)
     assert (status, record["values"]["kind"]) == ("pass", "done")
     assert record["container"]["engine"].startswith("docker 26.1.")
-    defaults = place.records()["defaults.limits"]
+    defaults = host.records()["defaults.limits"]
     assert (defaults["undetermined"], defaults["values"]["shm_bytes"]) == (None, 64 * 2**20)
-    assert place.records()["versions.limits"]["values"]["shm_bytes"] == 8 * 2**30
-    assert place.containers == []
+    assert host.records()["versions.limits"]["values"]["shm_bytes"] == 8 * 2**30
+    assert host.containers == []
 
 
-def test_an_archive_is_loaded_once_where_containerd_keeps_the_images(place: Place) -> None:
+def test_an_archive_is_loaded_once_where_containerd_keeps_the_images(host: Place) -> None:
     setting = '{"features": {"containerd-snapshotter": true}, "storage-driver": "native"}'
-    place.root(f"echo '{setting}' > /etc/docker/daemon.json && systemctl restart docker")
+    host.root(f"echo '{setting}' > /etc/docker/daemon.json && systemctl restart docker")
     try:
-        first, second = run(place), run(place)
+        first, second = run(host), run(host)
     finally:
-        place.root("rm /etc/docker/daemon.json && systemctl restart docker")
+        host.root("rm /etc/docker/daemon.json && systemctl restart docker")
     assert (first[0], second[0]) == ("pass", "pass"), (first, second)
-    assert [one[1]["values"]["brought"] for one in (first, second)] == [True, False]
+    assert [outcome[1]["values"]["brought"] for outcome in (first, second)] == [True, False]
 
 
 @contextmanager
-def podman(place: Place) -> Iterator[None]:
+def podman(host: Place) -> Iterator[None]:
     """Podman where Docker's socket was, as package podman-docker has it."""
-    place.root(
-        f"systemctl stop {DOCKER_UNITS}; systemctl start podman.socket; ln -sfn /run/podman/podman.sock {SOCKET}"
-    )
+    host.root(f"systemctl stop {DOCKER_UNITS}; systemctl start podman.socket; ln -sfn /run/podman/podman.sock {SOCKET}")
     try:
         yield
     finally:
-        place.root(f"systemctl stop podman.socket podman.service; rm -f {SOCKET}; systemctl start {DOCKER_UNITS}")
+        host.root(f"systemctl stop podman.socket podman.service; rm -f {SOCKET}; systemctl start {DOCKER_UNITS}")
 
 
-def test_podman_behind_dockers_socket_is_known_and_runs_it(place: Place) -> None:
-    with podman(place):
-        status, record = run(place)
-        left = place.root("podman ps -aq")
+def test_podman_behind_dockers_socket_is_known_and_runs_it(host: Place) -> None:
+    with podman(host):
+        status, record = run(host)
+        left = host.root("podman ps -aq")
     assert record["container"]["engine"].startswith("podman 5.")
     assert (status, record["values"]["kind"]) == ("pass", "done"), record
     assert left == ""
 
 
-def test_a_rootless_engine_is_found_where_root_has_none(place: Place) -> None:
+def test_a_rootless_engine_is_found_where_root_has_none(host: Place) -> None:
     """In a lab node, itself a container, a rootless engine may not start containers: its message has the reason."""
     tool = "/usr/share/docker.io/contrib/dockerd-rootless-setuptool.sh"
     as_admin = (
         "su - admin -c 'export XDG_RUNTIME_DIR=/run/user/$(id -u) PATH=/usr/share/docker.io/contrib:/usr/sbin:$PATH;"
     )
-    place.root(f"systemctl stop {DOCKER_UNITS}; loginctl enable-linger admin")
+    host.root(f"systemctl stop {DOCKER_UNITS}; loginctl enable-linger admin")
     try:
-        until(lambda: place.root("test -S /run/user/$(id -u admin)/bus && echo yes || true") == "yes", 30)
-        done = place.root(f"{as_admin} {tool} install --force --skip-iptables' 2>&1 || true")
-        place.root(f"{as_admin} docker context use rootless' 2>&1 || true")
-        status, record = run(place)
+        until(lambda: host.root("test -S /run/user/$(id -u admin)/bus && echo yes || true") == "yes", 30)
+        done = host.root(f"{as_admin} {tool} install --force --skip-iptables' 2>&1 || true")
+        host.root(f"{as_admin} docker context use rootless' 2>&1 || true")
+        status, record = run(host)
     finally:
-        place.root(f"{as_admin} {tool} uninstall --force' || true; loginctl disable-linger admin", limit_s=60)
-        place.root(f"rm -rf /home/admin/.docker; systemctl start {DOCKER_UNITS}")
+        host.root(f"{as_admin} {tool} uninstall --force' || true; loginctl disable-linger admin", limit_s=60)
+        host.root(f"rm -rf /home/admin/.docker; systemctl start {DOCKER_UNITS}")
     if record["container"] and record["container"]["engine"]:
         assert "rootless" in record["values"]["security"], done
         assert status in ("pass", "error")
@@ -108,11 +106,11 @@ def test_a_rootless_engine_is_found_where_root_has_none(place: Place) -> None:
         assert record["error"]
 
 
-def test_containerd_alone_is_not_an_engine_for_it(place: Place) -> None:
-    place.root("mv /usr/bin/docker /usr/bin/docker.away")
+def test_containerd_alone_is_not_an_engine_for_it(host: Place) -> None:
+    host.root("mv /usr/bin/docker /usr/bin/docker.away")
     try:
-        status, record = run(place)
+        status, record = run(host)
     finally:
-        place.root("mv /usr/bin/docker.away /usr/bin/docker")
+        host.root("mv /usr/bin/docker.away /usr/bin/docker")
     assert (status, record["values"]["kind"]) == ("error", "no-engine")
     assert "role docker" in str(record["error"])

@@ -68,53 +68,53 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (node,) = lab.up(1, "debian-12", ["t4-1"])
-    place = Place(lab, node, tmp_path_factory.mktemp("workload"))
-    write_workload_image(connect(), "python", place.folder / "python.tar", print)
-    done = place.gpunode("provision", "-i", str(lab.inventory_path), limit_s=1200)
+    machine = Place(lab, node, tmp_path_factory.mktemp("workload"))
+    write_workload_image(connect(), "python", machine.folder / "python.tar", print)
+    done = machine.gpunode("provision", "-i", str(lab.inventory_path), limit_s=1200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    place.root(TOOLKIT, limit_s=400)
-    yield place
-    assert place.root("docker ps -aq") == ""
+    machine.root(TOOLKIT, limit_s=400)
+    yield machine
+    assert machine.root("docker ps -aq") == ""
 
 
-def test_the_container_gets_the_idle_gpu(place: Place) -> None:
-    finding, records = place.validate()
+def test_the_container_gets_the_idle_gpu(host: Place) -> None:
+    finding, records = host.validate()
     assert finding["status"] == "pass", finding
-    own = records["container"]
-    assert (own["device"], own["container"]["gpus"], own["values"]["gpus"]) == ("cuda", "runtime", 1)
+    record = records["container"]
+    assert (record["device"], record["container"]["gpus"], record["values"]["gpus"]) == ("cuda", "runtime", 1)
     assert "/dev/nvidia0" in records["versions.system"]["values"]["devices"]
     assert all(record["simulated"] for record in records.values())
 
 
-def test_a_busy_gpu_is_skipped_with_process_and_user(place: Place) -> None:
-    with place.fault("gpu0", "gpu-busy"):
-        finding, records = place.validate()
+def test_a_busy_gpu_is_skipped_with_process_and_user(host: Place) -> None:
+    with host.fault("gpu0", "gpu-busy"):
+        finding, records = host.validate()
         assert finding["status"] == "skip", finding
         assert "gpu0: " in finding["message"]
         assert "admin)" in finding["message"]
         assert set(records) == {"container"}
-        forced, records = place.validate("--force")
+        forced, records = host.validate("--force")
         assert forced["status"] == "pass", forced
         assert records["container"]["values"]["gpus"] == 1
 
 
-def test_an_engine_that_gives_no_gpus_is_named(place: Place) -> None:
-    place.root(f"mv {HOOK} /root/hook && systemctl restart docker")
+def test_an_engine_that_gives_no_gpus_is_named(host: Place) -> None:
+    host.root(f"mv {HOOK} /root/hook && systemctl restart docker")
     try:
-        finding, records = place.validate()
+        finding, records = host.validate()
     finally:
-        place.root(f"mv /root/hook {HOOK} && systemctl restart docker")
+        host.root(f"mv /root/hook {HOOK} && systemctl restart docker")
     assert finding["status"] == "error"
     assert "does not pass GPUs to containers" in finding["message"]
     assert "role nvidia_container_toolkit" in finding["message"]
     assert records["container"]["values"]["kind"] == "no-gpu-support"
 
 
-def test_a_driver_that_does_not_answer_starts_nothing(place: Place) -> None:
-    with place.fault("library-mismatch"):
-        finding, records = place.validate()
+def test_a_driver_that_does_not_answer_starts_nothing(host: Place) -> None:
+    with host.fault("library-mismatch"):
+        finding, records = host.validate()
         assert finding["status"] == "error"
         assert "nothing was started" in finding["message"]
         assert records["container"]["values"]["kind"] == "unknown"

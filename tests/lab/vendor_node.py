@@ -35,9 +35,9 @@ class Shell:
         self.fetch(f"http://vendor/compute/cuda/repos/{system}/x86_64/cuda-keyring_1.1-1_all.deb", "/tmp/keyring.deb")
         self.do("dpkg --install /tmp/keyring.deb && apt-get --quiet update")
 
-    def would(self, what: str) -> dict[str, str]:
+    def would(self, command: str) -> dict[str, str]:
         """What apt-get would install or upgrade: name → version."""
-        output = self.do(f"apt-get --simulate --no-install-recommends {what}")
+        output = self.do(f"apt-get --simulate --no-install-recommends {command}")
         lines = [line.split() for line in output.splitlines() if line.startswith("Inst ")]
         return {words[1]: next(word for word in words[2:] if word.startswith("("))[1:] for words in lines}
 
