@@ -78,7 +78,7 @@ Step = Annotated[Action, BeforeValidator(lambda value: action(value) if isinstan
 
 def command(actions: Iterable[Action]) -> str | None:
     """Return the command that applies the first role of a remedy; None if no action runs a role."""
-    target = next((one.target for one in actions if one.action == "run_role" and one.target), None)
+    target = next((step.target for step in actions if step.action == "run_role" and step.target), None)
     if target is None:
         return None
     role, _, tag = target.partition(":")

@@ -84,11 +84,11 @@ def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:
     faults: dict[str, list[BmcEvent]] = {}
     for event in recent:
         if event.asserted is False:
-            left = [one for one in faults.get(event.sensor, []) if one.event != event.event]
+            left = [fault for fault in faults.get(event.sensor, []) if fault.event != event.event]
             faults[event.sensor] = left
         elif FAULTS.search(event.event or event.sensor) or "predictive" in event.event.lower():
             faults.setdefault(event.sensor, []).append(event)
-    return {sensor: found for sensor, found in faults.items() if found}
+    return {sensor: events for sensor, events in faults.items() if events}
 
 
 @registry.check(
@@ -121,11 +121,11 @@ def power_supplies(node: NodeFacts) -> Iterator[CheckResult]:
     return _sensors(node, node.bmc_power_supplies or (), "power supply")
 
 
-def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iterator[CheckResult]:
+def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], kind: str) -> Iterator[CheckResult]:
     obstacle = _obstacle(node)
     read = [sensor for sensor in sensors if sensor.status not in {"ns", "us"}]
     if obstacle is not None or not read:
-        yield obstacle or skipped(f"the BMC has no reading of a {what}")
+        yield obstacle or skipped(f"the BMC has no reading of a {kind}")
         return
     good = []
     for sensor in read:

@@ -31,15 +31,15 @@ class OldImage:
 
 def modules_of(node: NodeFacts, release: str) -> list[ModuleFile]:
     """Return the GPU's modules of a kernel, the one that modprobe loads first."""
-    found = [module for module in node.module_files or () if module.kernel == release]
-    return sorted(found, key=lambda module: not module.preferred)
+    modules = [module for module in node.module_files or () if module.kernel == release]
+    return sorted(modules, key=lambda module: not module.preferred)
 
 
 def old_images(node: NodeFacts) -> tuple[OldImage, ...]:
     """Return the images with another GPU module than the disk; one that could not be listed is not among them."""
     loaded = node.loaded_driver.version if node.loaded_driver else None
     dracut = any(package.installed and package.name == "dracut" for package in node.packages or ())
-    found = []
+    images = []
     for image in node.initramfs or ():
         modules = modules_of(node, image.kernel)
         sizes = {_name(module.path): module.size for module in modules}
@@ -50,8 +50,8 @@ def old_images(node: NodeFacts) -> tuple[OldImage, ...]:
         plain = image.path.startswith("/boot/initrd.img-") and not dracut
         copied = plain and any(sizes.get(_name(old.path)) for old in others)
         upgraded = None not in (loaded, modules[0].version) and loaded != modules[0].version
-        found.append(OldImage(image, modules[0], certain=copied or upgraded, dracut=dracut))
-    return tuple(found)
+        images.append(OldImage(image, modules[0], certain=copied or upgraded, dracut=dracut))
+    return tuple(images)
 
 
 def _name(path: str) -> str:

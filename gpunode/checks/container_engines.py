@@ -55,8 +55,8 @@ def cgroups(node: NodeFacts) -> Iterator[CheckResult]:
             actions=("fix_configuration",),
         )
         return
-    linked = [one for one in node.device_nodes or () if one.kind == "character"]
-    lacking = [one.path for one in linked if one.linked is False]
+    linked = [device for device in node.device_nodes or () if device.kind == "character"]
+    lacking = [device.path for device in linked if device.linked is False]
     if docker.cgroup_driver == "systemd" and lacking and _legacy(node):
         yield warned(
             f"a daemon-reload takes the GPUs from running containers: cgroup driver systemd, toolkit mode "
@@ -96,21 +96,21 @@ def _legacy(node: NodeFacts) -> bool:
 def devices_kept(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.container_devices:
         raise Skip("no container with a GPU runs in a cgroup that systemd manages")
-    at_risk = [one for one in node.container_devices if not one.allowed]
-    lost = [one.scope for one in at_risk if _reloaded_since(one)]
+    at_risk = [container for container in node.container_devices if not container.allowed]
+    lost = [container.scope for container in at_risk if _reloaded_since(container)]
     about: About = {"expected": 0, "measured": len(at_risk), "unit": "containers", "source": NOTICE}
     if lost:
         message = f"{counted(len(lost), 'container')} lost the GPUs with systemd's latest reload: {_short(lost)}"
         yield failed(message, **about)
     elif at_risk:
-        message = f"the next daemon-reload takes the GPUs from {_short([one.scope for one in at_risk])}"
+        message = f"the next daemon-reload takes the GPUs from {_short([container.scope for container in at_risk])}"
         yield warned(message, **about)
     else:
         yield passed(f"systemd knows the GPUs of {counted(len(node.container_devices), 'container')}", **about)
 
 
-def _reloaded_since(one: ContainerDevices) -> bool:
-    return one.started_us is not None and one.reloaded_us is not None and one.reloaded_us > one.started_us
+def _reloaded_since(scope: ContainerDevices) -> bool:
+    return scope.started_us is not None and scope.reloaded_us is not None and scope.reloaded_us > scope.started_us
 
 
 def _short(scopes: list[str]) -> str:
@@ -140,8 +140,8 @@ def containerd(node: NodeFacts) -> Iterator[CheckResult]:
     elif cdi and any(spec.kind == KIND for spec in node.cdi_specs or ()):
         yield passed("containerd has CDI, with a specification of the GPUs", measured="cdi")
     else:
-        what = "CDI has no specification of the GPUs" if cdi else "CDI is off"
-        message = f"containerd has no runtime nvidia, and {what}: pods get no GPU"
+        reason = "CDI has no specification of the GPUs" if cdi else "CDI is off"
+        message = f"containerd has no runtime nvidia, and {reason}: pods get no GPU"
         yield failed(message, expected="nvidia", measured="none", source="NVIDIA/gpu-operator issue 594")
 
 

@@ -42,14 +42,14 @@ CDI_BY_DEFAULT = Version("29")
     actions=("run_role:nvidia_container_toolkit",),
 )
 def toolkit(node: NodeFacts) -> Iterator[CheckResult]:
-    found = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
-    if not found:
+    by_name = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
+    if not by_name:
         raise Skip("no package of NVIDIA's container toolkit is installed")
-    versions = sorted({upstream(package) for package in found.values()})
-    broken = [f"{name} ({package.state})" for name, package in found.items() if not package.installed]
-    words = listed([f"{name} {upstream(package)}" for name, package in sorted(found.items())])
+    versions = sorted({upstream(package) for package in by_name.values()})
+    broken = [f"{name} ({package.state})" for name, package in by_name.items() if not package.installed]
+    words = listed([f"{name} {upstream(package)}" for name, package in sorted(by_name.items())])
     yield faultless(
-        f"{counted(len(found), 'package')} at {versions[0]}",
+        f"{counted(len(by_name), 'package')} at {versions[0]}",
         {
             f"not completely installed: {listed(broken)}": broken,
             f"{len(versions)} versions: {words}": len(versions) > 1,
@@ -146,9 +146,9 @@ def cdi_single(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no CDI specification of GPUs")
     paths = listed([spec.path for spec in specs])
     bad, fault = f"{paths}: engines use the one in the last directory and ignore the rest", Status.WARN
-    for one, other in combinations(specs, 2):
-        both = sorted(set(one.devices) & set(other.devices))
-        if both and PurePosixPath(one.path).parent == PurePosixPath(other.path).parent:
+    for spec, other in combinations(specs, 2):
+        both = sorted(set(spec.devices) & set(other.devices))
+        if both and PurePosixPath(spec.path).parent == PurePosixPath(other.path).parent:
             fault = Status.FAIL
             bad = f"{paths}: two in one folder define {listed(both, most=3)}, and engines refuse it"
             break
@@ -163,11 +163,11 @@ def _cdi_needed(node: NodeFacts) -> bool:
 
 def moved_devices(spec: CdiSpec, node: NodeFacts) -> list[str]:
     """Return the devices of a specification that have other numbers now."""
-    numbers = {one.path: (one.major, one.minor) for one in node.device_nodes or () if one.kind == "character"}
+    numbers = {file.path: (file.major, file.minor) for file in node.device_nodes or () if file.kind == "character"}
     return [
-        f"{one.path} {one.major}:{one.minor} (now {numbers[one.path][0]}:{numbers[one.path][1]})"
-        for one in spec.nodes
-        if one.path in numbers and numbers[one.path] != (one.major, one.minor)
+        f"{device.path} {device.major}:{device.minor} (now {numbers[device.path][0]}:{numbers[device.path][1]})"
+        for device in spec.nodes
+        if device.path in numbers and numbers[device.path] != (device.major, device.minor)
     ]
 
 

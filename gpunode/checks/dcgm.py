@@ -27,24 +27,26 @@ GUIDE = "docs.nvidia.com/datacenter/dcgm, installation: the packages of the driv
 )
 def versions(node: NodeFacts) -> Iterator[CheckResult]:
     tools = node.nvidia_tool_versions or {}
-    installed = {match[1] for one in node.packages or () if present(one) and (match := _PLUGINS.fullmatch(one.name))}
+    installed = {
+        match[1] for package in node.packages or () if present(package) and (match := _PLUGINS.fullmatch(package.name))
+    }
     cuda = _cuda(node)
     if "dcgmi" not in tools and not installed:
         raise Skip("DCGM is not installed")
     seen = {"dcgmi": tools.get("dcgmi"), "the program nv-hostengine": tools.get("nv-hostengine")}
-    found = {name: version for name, version in {**seen, "the running engine": node.dcgm_engine}.items() if version}
-    versions_here = sorted(set(found.values()))
+    programs = {name: version for name, version in {**seen, "the running engine": node.dcgm_engine}.items() if version}
+    versions_here = sorted(set(programs.values()))
     measured = listed(versions_here) or None
     if len(versions_here) > 1:
-        words = listed([f"{name} {version}" for name, version in found.items()])
+        words = listed([f"{name} {version}" for name, version in programs.items()])
         source = "NVIDIA/DCGM issue 314"
         yield failed(f"{len(versions_here)} versions: {words}", measured=measured, source=source)
     elif installed and cuda is not None and cuda not in installed:
-        have = listed(sorted(f"cuda{one}" for one in installed))
+        have = listed(sorted(f"cuda{major}" for major in installed))
         message = f"the plugins are those of {have}, the driver has CUDA {cuda}: diagnostics do not start"
         yield failed(message, expected=f"cuda{cuda}", measured=have, source=GUIDE)
     else:
-        plugins = f", plugins of {listed(sorted(f'cuda{one}' for one in installed))}" if installed else ""
+        plugins = f", plugins of {listed(sorted(f'cuda{major}' for major in installed))}" if installed else ""
         yield passed(f"DCGM {measured or 'without programs'}{plugins}", measured=measured)
 
 

@@ -95,7 +95,7 @@ class Step(NamedTuple):
 
 def steps(path: str) -> list[Step]:
     """Return the steps of a path; raise ValueError, and UnknownFact."""
-    found = []
+    all_steps = []
     kind: Any = NodeFacts
     for part in path.split("."):
         match = _STEP.fullmatch(part)
@@ -111,8 +111,8 @@ def steps(path: str) -> list[Step]:
         kind = plain_type(get_args(kind)[0]) if is_list else kind
         if step.field is not None:
             _field(kind, step.field, path)
-        found.append(step)
-    return found
+        all_steps.append(step)
+    return all_steps
 
 
 def _field(kind: Any, name: str, text: str) -> Any:
@@ -192,45 +192,47 @@ def _value_must_fit(condition: Condition, *, numeric: bool = False) -> None:
 def _results(
     check: DeclaredCheck, node: NodeFacts, path: list[Step], limit: Callable[[], Any], source: str | None
 ) -> Iterator[CheckResult]:
-    found, about_all = list(_elements(node, path, {})), check.count or check.any
-    if check.nothing is not None and (_value(node, path[0].name) is None or not (found or about_all)):
-        found = []
+    readings, about_all = list(_elements(node, path, {})), check.count or check.any
+    if check.nothing is not None and (_value(node, path[0].name) is None or not (readings or about_all)):
+        readings = []
         yield skipped(check.nothing)
-    elif check.any and not found:
+    elif check.any and not readings:
         yield _compared(check, check, Measured(None, None, {"items": "nothing"}), limit(), source)
     elif about_all:
-        found = _of_all(check, found, limit)
-    elif not found:
+        readings = _of_all(check, readings, limit)
+    elif not readings:
         yield skipped(f"{check.fact}: nothing to compare")
-    for one in found:
-        yield _result(check, one, limit, source)
+    for reading in readings:
+        yield _result(check, reading, limit, source)
 
 
-def _of_all(check: DeclaredCheck, found: list[Measured], limit: Callable[[], Any]) -> list[Measured]:
+def _of_all(check: DeclaredCheck, readings: list[Measured], limit: Callable[[], Any]) -> list[Measured]:
     """Return the number of values; or the first that compares well, else an unknown one, else one that does not."""
-    items = {"items": listed(sorted(str(_shown(one.value)) for one in found if one.value is not None))}
+    items = {"items": listed(sorted(str(_shown(reading.value)) for reading in readings if reading.value is not None))}
     if check.count:
-        return [Measured(None if any(one.beside is None for one in found) else len(found), None, items)]
+        return [Measured(None if any(reading.beside is None for reading in readings) else len(readings), None, items)]
     expected = limit()
 
-    def rank(one: Measured) -> int:
+    def rank(reading: Measured) -> int:
         try:
-            return 1 if one.value is None else 0 if holds(check.comparison, one.value, expected) else 2
+            return 1 if reading.value is None else 0 if holds(check.comparison, reading.value, expected) else 2
         except TypeError:
             return 1
 
-    return [one._replace(words={**one.words, **items}) for one in sorted(found, key=rank)[:1]]
+    return [reading._replace(words={**reading.words, **items}) for reading in sorted(readings, key=rank)[:1]]
 
 
-def _result(check: DeclaredCheck, one: Measured, limit: Callable[[], Any], source: str | None) -> CheckResult:
+def _result(check: DeclaredCheck, reading: Measured, limit: Callable[[], Any], source: str | None) -> CheckResult:
     if check.percent_of is not None:
-        one = one._replace(value=_percent(one.value, _value(one.beside, check.percent_of)))
-    before = [(each, one._replace(value=_value(one.beside, each.fact))) for each in check.first]
-    if one.value is None or any(each.value is None for _, each in before):
-        return undetermined(check.unknown or f"{check.fact} is unknown", component=_filled(check.component, one.words))
+        reading = reading._replace(value=_percent(reading.value, _value(reading.beside, check.percent_of)))
+    before = [(each, reading._replace(value=_value(reading.beside, each.fact))) for each in check.first]
+    if reading.value is None or any(each.value is None for _, each in before):
+        return undetermined(
+            check.unknown or f"{check.fact} is unknown", component=_filled(check.component, reading.words)
+        )
     results = (_compared(check, condition, each, condition.value, source) for condition, each in before)
     fault = next((result for result in results if result.status is not Status.PASS), None)
-    return fault or _compared(check, check, one, limit(), source)
+    return fault or _compared(check, check, reading, limit(), source)
 
 
 def _percent(part: Any, whole: Any) -> int | None:
@@ -243,15 +245,15 @@ def _percent(part: Any, whole: Any) -> int | None:
 
 
 def _compared(
-    check: DeclaredCheck, condition: Condition, one: Measured, expected: Any, source: str | None
+    check: DeclaredCheck, condition: Condition, reading: Measured, expected: Any, source: str | None
 ) -> CheckResult:
     """Return the result of a condition; a value of None does not hold."""
-    component = _filled(check.component, one.words)
-    measured = _shown(one.value)
-    shown = "nothing" if one.value is None else one.value
-    words = {**one.words, "measured": shown, "expected": expected, "component": component}
+    component = _filled(check.component, reading.words)
+    measured = _shown(reading.value)
+    shown = "nothing" if reading.value is None else reading.value
+    words = {**reading.words, "measured": shown, "expected": expected, "component": component}
     try:
-        good = one.value is not None and holds(condition.comparison, one.value, expected)
+        good = reading.value is not None and holds(condition.comparison, reading.value, expected)
     except TypeError:
         message = f"{check.fact} is {measured!r}: {condition.comparison} cannot compare it"
         return undetermined(message, component=component)
@@ -267,23 +269,23 @@ def _compared(
     )
 
 
-def _elements(place: Any, path: list[Step], words: Mapping[str, Any]) -> Iterator[Measured]:
+def _elements(parent: Any, path: list[Step], words: Mapping[str, Any]) -> Iterator[Measured]:
     """Yield the values of a path."""
     step, rest = path[0], path[1:]
-    inner = _value(place, step.name)
-    for one in inner if step.each and inner is not None else (inner,):
-        if step.field is not None and one is not None and step.value != str(_value(one, step.field)).lower():
+    inner = _value(parent, step.name)
+    for child in inner if step.each and inner is not None else (inner,):
+        if step.field is not None and child is not None and step.value != str(_value(child, step.field)).lower():
             continue
-        named = dict(one) if isinstance(one, Mapping | BaseModel) else {"value": one} if step.each else {}
-        if one is not None and rest:
-            yield from _elements(one, rest, {**words, **named})
+        named = dict(child) if isinstance(child, Mapping | BaseModel) else {"value": child} if step.each else {}
+        if child is not None and rest:
+            yield from _elements(child, rest, {**words, **named})
         else:
-            is_broken = one is None and (step.each or bool(rest))
-            yield Measured(one, None if is_broken else place, {**words, **named})
+            is_broken = child is None and (step.each or bool(rest))
+            yield Measured(child, None if is_broken else parent, {**words, **named})
 
 
-def _value(place: Any, name: str) -> Any:
-    return place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
+def _value(parent: Any, name: str) -> Any:
+    return parent.get(name) if isinstance(parent, Mapping) else getattr(parent, name, None)
 
 
 def _filled(text: str, words: Mapping[str, Any]) -> str:
@@ -302,5 +304,5 @@ def _shown(value: Any) -> Value:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple | set | frozenset | dict):
-        return ", ".join(str(one) for one in list(value)[:6])
+        return ", ".join(str(member) for member in list(value)[:6])
     return str(value)[:200]

@@ -220,13 +220,13 @@ def _same_release(short: str, version: str) -> bool:
     return f"{version}.".startswith(f"{short}.")
 
 
-def same_version(one: str, other: str) -> bool:
+def same_version(version: str, other: str) -> bool:
     """Return True for equal versions, without epochs and distribution revisions; as text if either is not a version."""
-    one, other = upstream_version(one), upstream_version(other)
+    version, other = upstream_version(version), upstream_version(other)
     try:
-        return Version(one) == Version(other)
+        return Version(version) == Version(other)
     except InvalidVersion:
-        return one == other
+        return version == other
 
 
 @registry.check(

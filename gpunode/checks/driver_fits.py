@@ -21,11 +21,11 @@ def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]
 
     An objection fails only if it applies to all models; if it applies to some, or depends on an unsure fact, it warns.
     """
-    found = [_objection(loaded, model, boards) for model in models]
-    against = [objection for objection in found if objection is not None]
+    objections = [_objection(loaded, model, boards) for model in models]
+    against = [objection for objection in objections if objection is not None]
     if against:
         message, expected, _ = against[0]
-        all_refuse = len(against) == len(found) and all(sure for _, _, sure in against)
+        all_refuse = len(against) == len(objections) and all(sure for _, _, sure in against)
         refused = failed if all_refuse else warned
         return refused(message, expected=expected, measured=loaded.version, source=CATALOG)
     doubt = _not_listed(loaded, models[0])
@@ -49,12 +49,12 @@ def _objection(loaded: LoadedDriver, gpu: Gpu, boards: Sequence[Platform]) -> Ob
 def _below_minimum(version: Version, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:
     """Return the objection by the documented minimum of the model, the platform, or all boards of the model; else
     None."""
-    own = driver_rules.min_driver(gpu, version)
-    if own is not None:
-        return f"{gpu.name} needs driver {own.value} or newer", own.value, own.sure
+    of_model = driver_rules.min_driver(gpu, version)
+    if of_model is not None:
+        return f"{gpu.name} needs driver {of_model.value} or newer", of_model.value, of_model.sure
     of_boards = [(board, bound) for board in boards if (bound := driver_rules.min_driver(board, version)) is not None]
     if of_boards and len(of_boards) == len(boards):
-        board, bound = min(of_boards, key=lambda one: _number(one[1].value))
+        board, bound = min(of_boards, key=lambda pair: _number(pair[1].value))
         return f"{board.name} needs driver {bound.value} or newer", bound.value, bound.sure
     of_all = None if boards else driver_rules.min_driver_of_boards(load(), gpu, version)
     if of_all is not None:

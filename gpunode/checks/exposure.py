@@ -33,22 +33,22 @@ ADMINISTRATORS = ("sudo", "wheel", "admin")
 )
 def firewall(node: NodeFacts) -> Iterator[CheckResult]:
     unit = next((unit for unit in node.units or () if unit.name == UNIT and unit.load == "loaded"), None)
-    found = node.packet_filter
+    packet_filter = node.packet_filter
     if unit is None:
-        tables = listed(found.refusing) if found is not None and found.refusing else ""
+        tables = listed(packet_filter.refusing) if packet_filter is not None and packet_filter.refusing else ""
         others = f"; input is refused by {tables}" if tables else ""
         yield skipped(f"the node has no policy of the role firewall{others}")
-    elif found is None or found.own is None:
+    elif packet_filter is None or packet_filter.own is None:
         yield failed(f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None)
-    elif missing := [name for name, refused in _families(found).items() if not refused]:
+    elif missing := [name for name, refused in _families(packet_filter).items() if not refused]:
         message = f"{' and '.join(missing)} enter without a rule that accepts them"
         yield failed(message, expected="refused", measured="accepted")
     else:
         yield passed(f"the table {TABLE} is loaded, and refuses what no rule accepts")
 
 
-def _families(found: PacketFilter) -> dict[str, bool]:
-    return {"IPv4": found.ipv4_refused, "IPv6": found.ipv6_refused}
+def _families(packet_filter: PacketFilter) -> dict[str, bool]:
+    return {"IPv4": packet_filter.ipv4_refused, "IPv6": packet_filter.ipv6_refused}
 
 
 @registry.check(
@@ -62,25 +62,25 @@ def _families(found: PacketFilter) -> dict[str, bool]:
     actions=("run_role:firewall",),
 )
 def exposed_services(node: NodeFacts) -> Iterator[CheckResult]:
-    found = node.packet_filter
-    refused = _families(found) if found is not None else {}
-    public = [ip_address(one.address) for one in node.addresses or ()]
+    packet_filter = node.packet_filter
+    refused = _families(packet_filter) if packet_filter is not None else {}
+    public = [ip_address(address.address) for address in node.addresses or ()]
     public = [address for address in public if address.is_global and not refused.get(f"IPv{address.version}")]
     exposed = []
-    for one in node.listeners or ():
-        what = WITHOUT_PASSWORD.get(one.port) or ("an exporter" if "exporter" in (one.process or "") else None)
-        if one.protocol == "tcp" and what is not None:
-            exposed += [f"{what} at {address}, port {one.port}" for address in public if _covers(one, str(address))]
+    for socket in node.listeners or ():
+        service = WITHOUT_PASSWORD.get(socket.port) or ("an exporter" if "exporter" in (socket.process or "") else None)
+        if socket.protocol == "tcp" and service is not None:
+            exposed += [f"{service} at {ip}, port {socket.port}" for ip in public if _covers(socket, str(ip))]
     bad = f"{counted(len(exposed), 'service')} without authentication: {listed(exposed, 3)}"
     good = "no service without a password is public"
     yield at_most(len(exposed), 0, good, bad, fault=Status.WARN, unit="services")
 
 
-def _covers(one: Listener, address: str) -> bool:
+def _covers(socket: Listener, address: str) -> bool:
     """Return whether a socket accepts connections to an address; one for :: by default accepts IPv4 too."""
-    if one.address == "0.0.0.0":  # noqa: S104
+    if socket.address == "0.0.0.0":  # noqa: S104
         return ":" not in address
-    return one.address in {"*", "::", address}
+    return socket.address in {"*", "::", address}
 
 
 @registry.check(
@@ -92,19 +92,19 @@ def _covers(one: Listener, address: str) -> bool:
     actions=("fix_configuration",),
 )
 def docker_api(node: NodeFacts) -> Iterator[CheckResult]:
-    found = [
-        one
-        for one in node.listeners or ()
-        if one.protocol == "tcp" and (one.process == "dockerd" or one.port in DOCKER_API)
+    sockets = [
+        socket
+        for socket in node.listeners or ()
+        if socket.protocol == "tcp" and (socket.process == "dockerd" or socket.port in DOCKER_API)
     ]
-    found = [one for one in found if one.port not in SWARM]
-    outside = [one for one in found if not _loopback(one.address)]
-    places = listed([f"{one.address} port {one.port}" for one in outside or found], 3)
-    if [one for one in outside if DOCKER_API.get(one.port) != TLS]:
+    sockets = [socket for socket in sockets if socket.port not in SWARM]
+    outside = [socket for socket in sockets if not _loopback(socket.address)]
+    places = listed([f"{socket.address} port {socket.port}" for socket in outside or sockets], 3)
+    if [socket for socket in outside if DOCKER_API.get(socket.port) != TLS]:
         yield failed(f"Docker's API listens on {places}", expected=0, measured=len(outside))
-    elif found:
+    elif sockets:
         message = f"Docker's API listens on {places}: access without a certificate is root access"
-        yield warned(message, expected=0, measured=len(found), unit="sockets")
+        yield warned(message, expected=0, measured=len(sockets), unit="sockets")
     else:
         yield passed("Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
 

@@ -98,8 +98,8 @@ def manager(node: NodeFacts) -> Iterator[CheckResult]:
 def _unasked(units: dict[str, Unit], unknown: CheckResult | None) -> Iterator[CheckResult]:
     """Yield results for services that nothing in the catalog requires: a running one is reported, a failed one is a
     fault."""
-    there = [(service, units[name]) for service, name in UNITS.items() if name in units and installed(units[name])]
-    used = [(service, unit) for service, unit in there if unit.active in ("active", "failed")]
+    services = [(service, units[name]) for service, name in UNITS.items() if name in units and installed(units[name])]
+    used = [(service, unit) for service, unit in services if unit.active in ("active", "failed")]
     if unknown is None:
         yield skipped(NOT_NEEDED)
     elif not used:
@@ -119,10 +119,10 @@ def _started_by_manager(node: NodeFacts) -> CheckResult | None:
     """Return the result for an nvlsm without a unit: NVIDIA's package has none, the fabric manager's unit starts it."""
     if node.packages is None:
         return undetermined("whether nvlsm is installed is unknown", expected="installed", source=PLATFORMS).at("nvlsm")
-    found = next((package for package in node.packages if package.name == "nvlsm" and package.installed), None)
-    if found is None:
+    package = next((package for package in node.packages if package.name == "nvlsm" and package.installed), None)
+    if package is None:
         return None
-    message = f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it"
+    message = f"nvlsm {package.version} is installed, nvidia-fabricmanager starts it"
     return passed(message, component="nvlsm", expected="installed", measured="installed", source=PLATFORMS)
 
 

@@ -56,30 +56,30 @@ def rules_of(expect: Expectation, figure: Figure, component: str) -> MarkRules:
     )
 
 
-def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> CheckResult:
-    """Return the result for a figure. ``what`` precedes it in the message; default: the metric's name."""
-    found = assess(figure, shape, load(), rules_of(expect, figure, component))
-    return verdict_of(found, what).at(component)
+def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, label: str = "") -> CheckResult:
+    """Return the result for a figure. ``label`` precedes it in the message; default: the metric's name."""
+    assessment = assess(figure, shape, load(), rules_of(expect, figure, component))
+    return verdict_of(assessment, label).at(component)
 
 
-def verdict_of(found: Assessment, what: str = "") -> CheckResult:
+def verdict_of(assessment: Assessment, label: str = "") -> CheckResult:
     """Return an assessment as a result."""
-    name = what or words(found.figure.metric)
-    message = f"{name}: {found}"
+    name = label or words(assessment.figure.metric)
+    message = f"{name}: {assessment}"
     return CheckResult(
-        STATUS[found.grade],
-        message if found.mark is not None else f"{message}; {NO_MARK}",
-        expected=None if found.mark is None else round(found.mark.value, 3),
-        measured=round(found.figure.value, 3),
-        unit=unit_of(found.figure.metric),
-        source=found.origin,
+        STATUS[assessment.grade],
+        message if assessment.mark is not None else f"{message}; {NO_MARK}",
+        expected=None if assessment.mark is None else round(assessment.mark.value, 3),
+        measured=round(assessment.figure.value, 3),
+        unit=unit_of(assessment.figure.metric),
+        source=assessment.origin,
         figure=FigureReport(
-            metric=found.figure.metric,
-            limit=None if found.limit is None else round(found.limit.value, 3),
-            limit_of=None if found.limit is None else found.limit.what,
-            ratio=None if found.ratio is None else round(found.ratio, 4),
-            baseline=None if found.baseline is None else round(found.baseline, 3),
-            message_bytes=_whole(found.figure.message_bytes),
+            metric=assessment.figure.metric,
+            limit=None if assessment.limit is None else round(assessment.limit.value, 3),
+            limit_of=None if assessment.limit is None else assessment.limit.what,
+            ratio=None if assessment.ratio is None else round(assessment.ratio, 4),
+            baseline=None if assessment.baseline is None else round(assessment.baseline, 3),
+            message_bytes=_whole(assessment.figure.message_bytes),
         ),
     )
 
@@ -102,11 +102,11 @@ def worst_of(verdicts: Iterable[CheckResult], **changes: Any) -> list[CheckResul
 
     For figures of many pairs: one line for sixty healthy ones.
     """
-    found = list(verdicts)
-    bad = [one for one in found if one.status not in (Status.PASS, Status.SKIP)]
-    if bad or not found:
+    all_verdicts = list(verdicts)
+    bad = [verdict for verdict in all_verdicts if verdict.status not in (Status.PASS, Status.SKIP)]
+    if bad or not all_verdicts:
         return bad
-    least = min(found, key=lambda one: (one.status is Status.SKIP, _number(one.measured)))
+    least = min(all_verdicts, key=lambda verdict: (verdict.status is Status.SKIP, _number(verdict.measured)))
     return [replace(least, **changes)]
 
 

@@ -224,11 +224,11 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def matmul(values: MatmulValues) -> CheckResult:
-    what = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
+    product = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
     if values.rounds <= 0:
         raise Undetermined("no round was recorded")
-    bad = f"{what}: {counted(values.wrong, 'element')} wrong"
-    return at_most(values.wrong, 0, f"{what}: every element correct", bad, unit="elements")
+    bad = f"{product}: {counted(values.wrong, 'element')} wrong"
+    return at_most(values.wrong, 0, f"{product}: every element correct", bad, unit="elements")
 
 
 @_on_gpu_check(
@@ -262,29 +262,29 @@ def p2p(values: PeerValues, node: NodeFacts) -> CheckResult:
         raise Undetermined("the record does not contain peer access between GPUs")
     names = [gpu_named(node, uuid) or uuid for uuid in values.uuids]
     if values.wrong:
-        pairs = [f"{names[one]} to {names[other]}" for one, other in values.wrong if max(one, other) < number]
+        pairs = [f"{names[gpu]} to {names[other]}" for gpu, other in values.wrong if max(gpu, other) < number]
         return failed(f"wrong data:  {listed(pairs) or 'between GPUs'}")
     refused = [
-        f"{names[one]}-{names[other]}"
-        for one in range(number)
-        for other in range(one + 1, number)
-        if not values.access[one][other]
+        f"{names[gpu]}-{names[other]}"
+        for gpu in range(number)
+        for other in range(gpu + 1, number)
+        if not values.access[gpu][other]
     ]
     total = number * (number - 1) // 2
     direct = total - len(refused)
     links = node.peer_access.document.links if node.peer_access and node.peer_access.document else {}
     allowed = [pair for pair in refused if _says_ok(links, pair)]
     if allowed:
-        what = f"nvidia-smi reports peer access for {listed(allowed)}, CUDA in the container denies it"
-        return warned(what, expected=total, measured=direct, unit="pairs")
+        conflict = f"nvidia-smi reports peer access for {listed(allowed)}, CUDA in the container denies it"
+        return warned(conflict, expected=total, measured=direct, unit="pairs")
     through = f", {len(refused)} of {total} through the host" if refused else " directly"
     message = f"copies between {counted(number, 'GPU')} arrive{through}"
     return passed(message, expected=total, measured=direct, unit="pairs")
 
 
 def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
-    one, _, other = pair.upper().partition("-")
-    return links.get(one, {}).get(other) == "OK"
+    gpu, _, other = pair.upper().partition("-")
+    return links.get(gpu, {}).get(other) == "OK"
 
 
 @_on_gpu_check(
@@ -349,13 +349,13 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
 
 def _of_one_process(node: NodeFacts) -> int:
     """Return how many devices a single process can use: every whole GPU that computed, one if all are MIG devices."""
-    found = [
+    kernels = [
         values
         for record in of(node, "gpus.kernel")
         if isinstance(values := values_of(record, KernelValues), KernelValues)
     ]
-    whole = sum(1 for values in found if values.mig is None and values.wrong == 0)
-    return whole or min(1, len(found))
+    whole = sum(1 for values in kernels if values.mig is None and values.wrong == 0)
+    return whole or min(1, len(kernels))
 
 
 def _beside_pytorch(node: NodeFacts) -> bool:

@@ -237,12 +237,12 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[CheckResult]:
         yield passed(message, expected=len(expected), measured=len(expected), unit="devices")
 
 
-def _is_device(found: DeviceNode | None) -> bool:
-    return found is not None and found.kind == "character"
+def _is_device(device: DeviceNode | None) -> bool:
+    return device is not None and device.kind == "character"
 
 
-def _what_is_there(path: str, found: DeviceNode | None) -> str:
-    return path if found is None else f"{path} (a {found.kind} exists instead)"
+def _what_is_there(path: str, device: DeviceNode | None) -> str:
+    return path if device is None else f"{path} (a {device.kind} exists instead)"
 
 
 @registry.check(

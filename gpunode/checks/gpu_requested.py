@@ -32,11 +32,11 @@ UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
     scope="gpu",
 )
 def settings(node: NodeFacts) -> Iterator[CheckResult]:
-    asked = node.gpu_settings
-    if asked is None:
+    gpu_settings = node.gpu_settings
+    if gpu_settings is None:
         raise Skip(NOT_DEPLOYED)
     gpus = seen_gpus(node)
-    rules, reported = asked.plain_rules(), asked.reported or {}
+    rules, reported = gpu_settings.plain_rules(), gpu_settings.reported or {}
     for gpu in gpus:
         problems = resolved(requested(rules, gpu.plain), gpu.plain)[1]
         entries = reported.get(str(gpu.reported.uuid), {})
@@ -49,21 +49,21 @@ def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuS
     wrong, waiting, unknown = list(problems.values()), [], []
     for setting, value in gpu.requested.items():
         now = _now(setting, gpu, entries)
-        what = TITLES[setting]
+        title = TITLES[setting]
         if now == value:
             continue
         if pending(setting, gpu.plain) == value:
-            waiting.append(f"{what} {shown(setting, value)} {LATER}")
+            waiting.append(f"{title} {shown(setting, value)} {LATER}")
         elif busy(gpu.plain):
-            waiting.append(f"{what} waits: the GPU is busy")
+            waiting.append(f"{title} waits: the GPU is busy")
         elif setting in entries and entries[setting].result == "refused":
-            wrong.append(f"{what} {shown(setting, value)} was refused: {entries[setting].message}")
+            wrong.append(f"{title} {shown(setting, value)} was refused: {entries[setting].message}")
         elif now is None and setting not in UNREADABLE:
-            unknown.append(what)
+            unknown.append(title)
         elif now is None:
-            wrong.append(f"{what} {shown(setting, value)} was not applied since the boot")
+            wrong.append(f"{title} {shown(setting, value)} was not applied since the boot")
         else:
-            wrong.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
+            wrong.append(f"{title} is {shown(setting, now)}, not {shown(setting, value)}")
     if wrong:
         return failed("; ".join([*wrong, *waiting]), source=REQUESTED)
     if unknown:

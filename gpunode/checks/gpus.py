@@ -90,8 +90,8 @@ class SeenGpu:
     @property
     def name(self) -> str:
         """Return the catalog's name of the model, else nvidia-smi's."""
-        one = self.match.gpu if self.match else None
-        return one.name if one else self.reported.name or "unknown GPU"
+        model = self.match.gpu if self.match else None
+        return model.name if model else self.reported.name or "unknown GPU"
 
     @property
     def is_vgpu(self) -> bool:
@@ -123,15 +123,15 @@ class SeenGpu:
         """Return the GPU as ``gpunode parse`` prints it, for the program of gpu_settings, which runs on nodes."""
         return self.reported.model_dump(mode="json")
 
-    def not_reported(self, what: str, *, expected: bool) -> CheckResult:
+    def not_reported(self, field: str, *, expected: bool) -> CheckResult:
         """Return the result for a value that nvidia-smi does not report: ``error`` if this model should have it."""
         if self.mig:
-            return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")
+            return CheckResult(Status.SKIP, f"nvidia-smi does not report {field} of a GPU in MIG mode")
         if expected:
-            return CheckResult(Status.ERROR, f"nvidia-smi does not report {what} of {self.name}")
+            return CheckResult(Status.ERROR, f"nvidia-smi does not report {field} of {self.name}")
         if self.match is None:
-            return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of a model that is unknown ({MODEL})")
-        return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of {self.name}, a model that may lack it")
+            return CheckResult(Status.SKIP, f"nvidia-smi does not report {field} of a model that is unknown ({MODEL})")
+        return CheckResult(Status.SKIP, f"nvidia-smi does not report {field} of {self.name}, a model that may lack it")
 
 
 def slot_in(message: str) -> str | None:
@@ -146,14 +146,14 @@ def slots_in(message: str) -> Iterator[str]:
 
 def lost_slots(node: NodeFacts) -> dict[str, str]:
     """Return the GPUs that nvidia-smi could not reach: PCI address, and its message about each."""
-    found: dict[str, str] = {}
+    by_slot: dict[str, str] = {}
     for answer in (node.smi, node.topology, node.peer_access, node.nvlink, node.nvlink_errors):
         messages = (answer.error_message or "", *answer.messages) if answer else ()
         for message in messages:
             slot = slot_in(message)
             if slot is not None and error_kind(message) == "gpu-lost":
-                found.setdefault(slot, message)
-    return found
+                by_slot.setdefault(slot, message)
+    return by_slot
 
 
 def off_the_bus(node: NodeFacts) -> set[str]:

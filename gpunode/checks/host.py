@@ -208,7 +208,7 @@ def _of_services(node: NodeFacts) -> Iterator[CheckResult]:
     services = (limits.defaults or {}).get("memlock") if limits is not None else None
     if limits is None or services is None or _limit(node, "memlock") not in UNLIMITED:
         return
-    lines = [one for one in limits.settings if one.item == "memlock" and one.domain == "*" and one.type != "soft"]
+    lines = [line for line in limits.settings if line.item == "memlock" and line.domain == "*" and line.type != "soft"]
     if not lines:
         return
     bad = f"logins may lock memory without limit, services {services} bytes: DefaultLimitMEMLOCK is not set"

@@ -58,14 +58,14 @@ def kernel_faults(node: NodeFacts) -> Iterator[CheckResult]:
     log = node.kernel_log
     if log is not None and is_container(node) and not log.simulated:
         raise Skip("in a container the kernel is the host's")
-    found = [event for event in log.events if event.kind in FAULTS] if log else []
-    if not found:
+    faults = [event for event in log.events if event.kind in FAULTS] if log else []
+    if not faults:
         yield nothing_found(node, "fault of the kernel")
-    for kind, number in Counter(event.kind for event in found).items():
+    for kind, number in Counter(event.kind for event in faults).items():
         status, words = FAULTS[kind]
         # Another module than the GPU's driver: that one is loaded.
         status = Status.WARN if kind == "module-rejected" and node.loaded_driver is not None else status
-        last = next(event.message for event in reversed(found) if event.kind == kind)
+        last = next(event.message for event in reversed(faults) if event.kind == kind)
         message = f"{words} ({counted(number, 'line')} {reach(node)}): {last}"
         yield CheckResult(status, message, kind, expected=0, measured=number, unit="lines", source=MONITOR)
 
@@ -81,11 +81,11 @@ def kernel_faults(node: NodeFacts) -> Iterator[CheckResult]:
 )
 def read_only(node: NodeFacts) -> Iterator[CheckResult]:
     mounts = node.local_mounts or ()
-    stuck = [one for one in mounts if one.read_only and one.fstab_read_only is False]
-    for one in stuck:
+    stuck = [mount for mount in mounts if mount.read_only and mount.fstab_read_only is False]
+    for mount in stuck:
         yield failed(
-            f"{one.source} ({one.type}) is read-only, /etc/fstab requests rw",
-            component=one.path,
+            f"{mount.source} ({mount.type}) is read-only, /etc/fstab requests rw",
+            component=mount.path,
             expected="rw",
             measured="ro",
             source="node-problem-detector, config/plugin/check_ro_filesystem.sh",
@@ -105,16 +105,16 @@ def read_only(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("fix_configuration",),
 )
 def nfs_soft(node: NodeFacts) -> Iterator[CheckResult]:
-    mounts = [one for one in node.remote_mounts or () if one.type in ("nfs", "nfs4")]
+    mounts = [mount for mount in node.remote_mounts or () if mount.type in ("nfs", "nfs4")]
     if not mounts:
         raise Skip("no NFS mount")
-    for one in mounts:
-        soft = next((name for name in ("soft", "softerr") if name in one.options and not one.read_only), None)
+    for mount in mounts:
+        soft = next((name for name in ("soft", "softerr") if name in mount.options and not mount.read_only), None)
         yield faultless(
-            f"{one.source} is {'read-only' if one.read_only else 'hard'}",
-            {f"{one.source} ({one.type}) is writable and {soft}": soft},
+            f"{mount.source} is {'read-only' if mount.read_only else 'hard'}",
+            {f"{mount.source} ({mount.type}) is writable and {soft}": soft},
             fault=Status.WARN,
-            component=one.path,
+            component=mount.path,
             expected="hard",
             measured=soft,
             source="nfs(5), soft / softerr / hard",
@@ -133,19 +133,19 @@ def nfs_soft(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("fix_configuration",),
 )
 def name(node: NodeFacts) -> Iterator[CheckResult]:
-    own = node.own_name
-    if own is None:
+    host = node.own_name
+    if host is None:
         return
-    loopback = [one for one in own.addresses if one.startswith("127.") or one == "::1"]
+    loopback = [address for address in host.addresses if address.startswith("127.") or address == "::1"]
     active = any(port.state == "ACTIVE" for device in node.infiniband or () for port in device.ports)
-    alone = bool(loopback) and len(loopback) == len(own.addresses) and active
-    message = f"{own.name} does not lead to a loopback address"
+    alone = bool(loopback) and len(loopback) == len(host.addresses) and active
+    message = f"{host.name} does not lead to a loopback address"
     if alone:
-        message = f"{own.name} is {listed(loopback)} in /etc/hosts, and RDMA is active here"
+        message = f"{host.name} is {listed(loopback)} in /etc/hosts, and RDMA is active here"
     elif loopback:
-        message = f"{own.name} is {listed(own.addresses)} in /etc/hosts; a single node is not affected"
+        message = f"{host.name} is {listed(host.addresses)} in /etc/hosts; a single node is not affected"
     source = "sgl-project/sglang issue 3226"
-    yield (warned if alone else passed)(message, measured=listed(own.addresses) or None, source=source)
+    yield (warned if alone else passed)(message, measured=listed(host.addresses) or None, source=source)
 
 
 @registry.check(
@@ -170,8 +170,8 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
     if node.units is None:
         raise Skip(NO_SYSTEMD)
     active = {unit.name for unit in node.units if unit.active == "active"}
-    here = [one for one in KEPT_RUNNING if one in active]
-    loose = [one for one in here if not any(_spares(pattern, one) for pattern in node.needrestart.spared)]
+    here = [unit for unit in KEPT_RUNNING if unit in active]
+    loose = [unit for unit in here if not any(_spares(pattern, unit) for pattern in node.needrestart.spared)]
     if loose:
         message = f"needrestart restarts {listed(loose)} after an upgrade of a library"
         source = "awslabs/awsome-distributed-ai issue 1165"

@@ -52,12 +52,12 @@ def runs(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     if node.records is None:
         absent = no_gpu(node, expect) if node.pci is not None else None
         raise Skip(absent) if absent else Undetermined(node.gap("records") or "records: not in the collected data")
-    found = of(node, "container")
-    if not found:
+    records = of(node, "container")
+    if not records:
         if node.records and all(record.container is None for record in node.records):
             raise Skip(f"ran {ON_HOST}")
         raise Undetermined("no record of the container: whether it finished is unknown")
-    yield from _run(found[0])
+    yield from _run(records[0])
 
 
 def _run(record: Record) -> Iterator[CheckResult]:
@@ -113,14 +113,14 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
     record, values = next(_container(node), (None, ContainerValues()))
     for name, result, meaning in (("NVML", nvml.result, nvml.result_name), ("CUDA", cuda.result, cuda.result_name)):
         if result != 0:
-            what = f"{name} does not start inside: {meaning or 'error'} ({result})"
+            fault = f"{name} does not start inside: {meaning or 'error'} ({result})"
             if result == NO_PERMISSION and "selinux" in values.security:
-                return failed(f"{what}; SELinux confines containers here", remedy=SELINUX)
+                return failed(f"{fault}; SELinux confines containers here", remedy=SELINUX)
             if (name, result) == ("CUDA", NOT_INITIALIZED) and explained(node, ("driver.hmm",)):
                 return failed(
-                    f"{what}; the host's nvidia-uvm gets no address range for HMM (driver.hmm)", remedy=HMM_OFF
+                    f"{fault}; the host's nvidia-uvm gets no address range for HMM (driver.hmm)", remedy=HMM_OFF
                 )
-            return failed(what, remedy=FABRIC if result == NOT_READY else None)
+            return failed(fault, remedy=FABRIC if result == NOT_READY else None)
     # On the host itself NVML shows all GPUs, whichever the payload was given.
     alone = record is not None and record.container is None
     lost = [gpu.result_name or str(gpu.result) for gpu in nvml.gpus if gpu.result != 0]

@@ -161,30 +161,30 @@ def _series(text: str) -> Version | None:
     return None if version is None else Version(".".join(str(part) for part in (*version.release, 0)[:2]))
 
 
-def driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> CheckResult:
-    """Return whether a driver runs programs of a CUDA version; ``what`` begins the message."""
+def driver_runs(node: NodeFacts, label: str, number: Version, driver: str) -> CheckResult:
+    """Return whether a driver runs programs of a CUDA version; ``label`` begins the message."""
     catalog = load()
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
     reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")
-    own = reported or _series((branch.native_cuda if branch else None) or "")
-    if own is None:
+    limit = reported or _series((branch.native_cuda if branch else None) or "")
+    if limit is None:
         return undetermined(f"the CUDA version of driver {driver} is unknown")
     cuda = known(node, "versions.cuda", CudaValues)
     carried = cuda is not None and cuda.forward_compat and not cuda.result
     most = _series(cuda.cuda_version or "") if cuda is not None and carried else None
     major = catalog.cuda_majors.get(str(number.major))
-    up_to = f"driver {driver} runs up to {own}"
-    if number <= own:
+    up_to = f"driver {driver} runs up to {limit}"
+    if number <= limit:
         status, why = Status.PASS, up_to
     elif most is not None and number <= most:
         status, why = Status.PASS, f"{up_to}, cuda-compat up to {most}"
     elif most is not None and number.major == most.major:
         status, why = Status.WARN, f"cuda-compat runs up to {most}: {MINOR}"
-    elif number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
+    elif number.major == limit.major and major is not None and Version(driver) >= Version(major.floor):
         status, why = Status.WARN, f"{up_to}: {MINOR}"
     else:
         sure = reported is not None or branch is None or branch.sure("native_cuda")
-        if number.major == own.major:
+        if number.major == limit.major:
             sure = sure and major is not None and major.sure("floor")
         status, why = Status.FAIL if sure else Status.WARN, up_to
-    return CheckResult(status, f"{what}; {why}", expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
+    return CheckResult(status, f"{label}; {why}", expected=f"at most {limit}", measured=str(number), source=CUDA_SOURCE)

@@ -28,17 +28,17 @@ LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", 
 def kernel_settings(node: NodeFacts) -> Iterator[CheckResult]:
     if is_container(node):
         raise Skip("in a container the kernel is the host's")
-    last = {one.name: one for one in node.boot_settings or ()}
+    last = {setting.name: setting for setting in node.boot_settings or ()}
     live = {**(node.sysctl or {}), "transparent_hugepage": node.transparent_hugepages}
     judged = False
-    for name, one in last.items():
+    for name, setting in last.items():
         now = live.get(name)
         if now is None:
             continue
         judged = True
-        good = f"{now}, as {one.path} sets it at boot"
-        bad = f"{now} now, and {one.value} after the next boot ({one.path})"
-        yield equals(now, one.value, good, bad, fault=Status.WARN, component=name, source=SYSCTL_D)
+        good = f"{now}, as {setting.path} sets it at boot"
+        bad = f"{now} now, and {setting.value} after the next boot ({setting.path})"
+        yield equals(now, setting.value, good, bad, fault=Status.WARN, component=name, source=SYSCTL_D)
     if node.boot_arguments:
         judged = True
         booted = (node.command_line or "").split()
@@ -67,12 +67,12 @@ def kernel_settings(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("fix_configuration",),
 )
 def nccl_conf(node: NodeFacts) -> Iterator[CheckResult]:
-    found = [one for one in node.environment or () if one.path == NCCL_FILE]
-    named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
+    settings = [setting for setting in node.environment or () if setting.path == NCCL_FILE]
+    named = [setting for setting in settings if setting.name in LISTS and not setting.value.startswith("^")]
     if not named:
         yield skipped(f"{NCCL_FILE} lists no interface and no HCA")
-    for one in named:
-        yield _names(one, names_on(node, one.name))
+    for setting in named:
+        yield _names(setting, names_on(node, setting.name))
 
 
 def names_on(node: NodeFacts, name: str) -> list[str]:
@@ -82,24 +82,24 @@ def names_on(node: NodeFacts, name: str) -> list[str]:
     return sorted({nic.name for nic in node.nics or ()} | set(node.addressed or ()))
 
 
-def missing_names(value: str, there: list[str]) -> list[str]:
+def missing_names(value: str, existing: list[str]) -> list[str]:
     """Return the names in a list of NCCL that match nothing. Without ``=`` a name is a prefix; ports are ignored."""
     exact = value.startswith("=")
     words = [word.split(":")[0] for word in value.removeprefix("=").split(",")]
-    return [word for word in words if not any(one == word if exact else one.startswith(word) for one in there)]
+    return [word for word in words if not any(name == word if exact else name.startswith(word) for name in existing)]
 
 
-def _names(one: EnvironmentSetting, there: list[str]) -> CheckResult:
-    gone = missing_names(one.value, there)
-    has = listed(there) or "none"
+def _names(setting: EnvironmentSetting, existing: list[str]) -> CheckResult:
+    gone = missing_names(setting.value, existing)
+    has = listed(existing) or "none"
     return at_most(
         len(gone),
         0,
-        f"{one.value}: all exist",
-        f"{one.value} in {one.path}: the node has no {LISTS[one.name]} {listed(gone)}, it has {has}",
-        fault=Status.FAIL if len(gone) == len(one.value.split(",")) else Status.WARN,
-        component=one.name,
-        expected=one.value,
+        f"{setting.value}: all exist",
+        f"{setting.value} in {setting.path}: the node has no {LISTS[setting.name]} {listed(gone)}, it has {has}",
+        fault=Status.FAIL if len(gone) == len(setting.value.split(",")) else Status.WARN,
+        component=setting.name,
+        expected=setting.value,
         measured=has,
         source=NCCL_SOURCE,
     )

@@ -197,12 +197,12 @@ def _generation(speed: float) -> str:
     return f"gen {GENERATIONS[speed]}" if speed in GENERATIONS else f"{speed:g} GT/s"
 
 
-def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> DocumentT:
+def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, command: str) -> DocumentT:
     """Return the answer to another call of nvidia-smi; raise Skip or Undetermined if there is none."""
     seen_gpus(node)
     if answer is None or answer.document is None:
         reason = answer.error_message if answer else "no answer"
-        raise Undetermined(f"{what}: {reason}")
+        raise Undetermined(f"{command}: {reason}")
     return answer.document
 
 
@@ -224,7 +224,7 @@ def topology(node: NodeFacts) -> Iterator[CheckResult]:
     names, ways = pairs(document)
     if len(names) < 2:
         raise Skip("only one GPU, so no connection between GPUs")
-    asymmetric = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
+    asymmetric = [f"{gpu}-{other}" for (gpu, other), way in ways.items() if gpu < other and ways[other, gpu] != way]
     if asymmetric:
         yield failed(f"not the same in both directions: {listed(asymmetric)}")
         return
@@ -237,7 +237,7 @@ Ways = dict[tuple[str, str], str]
 def pairs(document: Topology | PeerAccess) -> tuple[tuple[str, ...], Ways]:
     """Return the GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
     names, links = document.gpus, document.links
-    return names, {(one, other): links[one][other] for one in names for other in names if one != other}
+    return names, {(gpu, other): links[gpu][other] for gpu in names for other in names if gpu != other}
 
 
 def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
@@ -251,7 +251,7 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
     expected = f"NV{nvlink.links}" if nvlink else None
     name = known[0].name
     source = f"catalog (platforms.yml: {name})"
-    wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != expected]
+    wrong = [f"{gpu}-{other} {way}" for (gpu, other), way in ways.items() if gpu < other and way != expected]
     if expected is None:
         return skipped(f"the catalog has no data on links between GPUs of {name}")
     if wrong:
@@ -270,7 +270,7 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
     unlinkable = _without_nvlink(node)
     between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
     linked = sum(map(_is_nvlink, between.values()))
-    gaps = [f"{one}-{other} {way}" for (one, other), way in between.items() if not _is_nvlink(way)]
+    gaps = [f"{gpu}-{other} {way}" for (gpu, other), way in between.items() if not _is_nvlink(way)]
     mesh = _mesh(node)
     few = linked > 0 and len(gaps) <= MOST_GAPS.value * len(between)
     if not gaps or not (few or mesh):
@@ -354,7 +354,7 @@ def p2p(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("one GPU has no other to reach")
     _, ways = pairs(matrix)
     refused = {pair: word for pair, word in access.items() if word != "OK" and pair[0] < pair[1]}
-    linked = [f"{one}-{other} {word}" for (one, other), word in refused.items() if _is_nvlink(ways.get((one, other)))]
+    linked = [f"{gpu}-{other} {word}" for (gpu, other), word in refused.items() if _is_nvlink(ways.get((gpu, other)))]
     yield _access(node, gpus, refused, linked, len(names))
 
 
@@ -371,7 +371,7 @@ def _access(
         return failed(message, expected=total, measured=total - len(refused), unit="pairs")
     if not refused:
         return passed(f"all {counted(total, 'pair')} reach each other", expected=total, measured=total)
-    words = listed([f"{one}-{other} {word}" for (one, other), word in refused.items()], most=3)
+    words = listed([f"{gpu}-{other} {word}" for (gpu, other), word in refused.items()], most=3)
     if is_guest(node):
         return skipped(f"{words}; {GUEST}")
     if not all(gpu.for_servers for gpu in gpus):

@@ -33,13 +33,13 @@ def is_container(node: NodeFacts) -> bool:
 
 def gpu_ids(node: NodeFacts) -> dict[str, int] | None:
     """Return catalog ids of the GPUs on the bus with their number; None if the catalog does not have one of them."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for device in node.gpus_on_bus or ():
         match = model_of(device)
         if match is None or match.gpu is None:
             return None
-        found[match.gpu.id] = found.get(match.gpu.id, 0) + 1
-    return found
+        numbers[match.gpu.id] = numbers.get(match.gpu.id, 0) + 1
+    return numbers
 
 
 def platforms(node: NodeFacts) -> tuple[Platform, ...]:
@@ -47,9 +47,9 @@ def platforms(node: NodeFacts) -> tuple[Platform, ...]:
     ids = gpu_ids(node)
     if not ids:
         return ()
-    found = [row for row in load().platforms_with(ids) if node.architecture in (None, *row.hosts)]
-    own_kind = [row for row in found if row.virtual == is_guest(node)]
-    return tuple(own_kind or found)
+    rows = [row for row in load().platforms_with(ids) if node.architecture in (None, *row.hosts)]
+    own_kind = [row for row in rows if row.virtual == is_guest(node)]
+    return tuple(own_kind or rows)
 
 
 def nvswitches(node: NodeFacts) -> tuple[str, ...]:

@@ -49,13 +49,13 @@ def _pcie(node: NodeFacts, gpu: SeenGpu) -> tuple[int, int] | None:
 
 def links_of(node: NodeFacts, gpus: list[SeenGpu]) -> dict[Pair, int] | None:
     """Return the NVLinks between every two GPUs by ``nvidia-smi topo -m``; None without the whole matrix."""
-    found: dict[Pair, int] = {}
+    by_pair: dict[Pair, int] = {}
     indices = sorted(gpu.reported.index for gpu in gpus)
-    for place, first in enumerate(indices):
-        for second in indices[place + 1 :]:
+    for position, first in enumerate(indices):
+        for second in indices[position + 1 :]:
             cell = node.gpu_links.get(f"GPU{first}", {}).get(f"GPU{second}")
             if cell is None:
                 return None
             links = NVLINKS.fullmatch(cell)
-            found[first, second] = int(links[1]) if links else 0
-    return found
+            by_pair[first, second] = int(links[1]) if links else 0
+    return by_pair

@@ -155,7 +155,7 @@ def ecc_corrected(gpu: SeenGpu) -> CheckResult:
     now = ecc.volatile_corrected
     if now is None:
         return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
-    found = []
+    verdicts = []
     for period, total, sram in (
         (SINCE_LOADED, now, ecc.volatile_sram_corrected or 0),
         ("in the card's life", ecc.aggregate_corrected or 0, ecc.aggregate_sram_corrected or 0),
@@ -163,9 +163,9 @@ def ecc_corrected(gpu: SeenGpu) -> CheckResult:
         for limit, number, of in ((SRAM_CORRECTED_MOST, sram, " of SRAM"), (CORRECTED_MOST, total - sram, "")):
             message = f"{counted(number, f'corrected error{of}', f'corrected errors{of}')} {period}"
             most = limit.of(gpu.match)
-            found.append(at_most(number, most, message, fault=Status.WARN, unit="errors", source=AZNHC))
+            verdicts.append(at_most(number, most, message, fault=Status.WARN, unit="errors", source=AZNHC))
     good = passed(f"{counted(now, 'corrected error')} {SINCE_LOADED}", measured=now, unit="errors", source=AZNHC)
-    return first_fault(*found, good)
+    return first_fault(*verdicts, good)
 
 
 @gpu_check(

@@ -59,25 +59,25 @@ def next_boot(node: NodeFacts) -> Iterator[CheckResult]:
     if not kernels:
         raise Skip("no kernel image is installed: the node is started from outside")
     chosen = node.next_boot
-    found = {kernel: list(boot_faults(node, kernel)) for kernel in kernels}
-    faults = {kernel: [fault for fault in of if fault.reported_by is None] for kernel, of in found.items()}
+    by_kernel = {kernel: list(boot_faults(node, kernel)) for kernel in kernels}
+    faults = {kernel: [fault for fault in of if fault.reported_by is None] for kernel, of in by_kernel.items()}
     bad = [kernel for kernel, of in faults.items() if of]
     if bad:
         yield _bad(node, bad, faults)
         return
     unlisted = [image for image in node.initramfs or () if image.kernel in kernels and image.reason]
-    if unlisted and not any(found.values()):
+    if unlisted and not any(by_kernel.values()):
         message = f"{unlisted[0].path} is older than the module on disk: {unlisted[0].reason}"
         raise Skip(message) if (unlisted[0].reason or "").startswith("not listed") else Undetermined(message)
-    others = sorted({fault.reported_by for of in found.values() for fault in of if fault.reported_by})
-    what = (
+    others = sorted({fault.reported_by for of in by_kernel.values() for fault in of if fault.reported_by})
+    choice = (
         f"kernel {chosen.kernel} ({chosen.loader}: {chosen.entry}; {chosen.setting})" if chosen else _unknown(kernels)
     )
     if others:
-        yield skipped(f"{listed(others)} reports what is wrong with {what}")
+        yield skipped(f"{listed(others)} reports what is wrong with {choice}")
         return
     (version,) = {module.version for module in modules_of(node, kernels[0])[:1]} or {None}
-    yield passed(f"the next boot starts {what} with driver {version}", measured=chosen.kernel if chosen else None)
+    yield passed(f"the next boot starts {choice} with driver {version}", measured=chosen.kernel if chosen else None)
 
 
 def _unknown(kernels: list[str]) -> str:
@@ -208,11 +208,11 @@ def _loaded_by_name(node: NodeFacts) -> bool:
 def why_not_to_boot(node: NodeFacts) -> str | None:
     """Return why the next boot would start without a working driver; None if it would not, or this is unknown."""
     kernels = startable(node)
-    found = {
+    by_kernel = {
         kernel: [fault for fault in boot_faults(node, kernel) if fault.certain and fault.reported_by is None]
         for kernel in kernels
     }
-    if not found or not all(found.values()):
+    if not by_kernel or not all(by_kernel.values()):
         return None
-    faults = list(dict.fromkeys(fault for of in found.values() for fault in of))
+    faults = list(dict.fromkeys(fault for of in by_kernel.values() for fault in of))
     return "; ".join(f"{fault.reason}: {fault.remedy}" for fault in faults)

@@ -95,15 +95,15 @@ def linked_gpus(node: NodeFacts) -> list[Linked]:
     """Return the node's GPUs with their NVLinks; raise Skip with the reasons if none can be checked."""
     listing = answer_of(node, node.nvlink, "nvidia-smi nvlink --status")
     by_index = {gpu.index: gpu for gpu in listing.gpus}
-    found = []
+    gpus = []
     for gpu in seen_gpus(node):
         reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
         reason = hidden(gpu) or _why_not_judged(node, gpu, reported.links) or _unsupported(gpu, reported, listing.gpus)
-        found.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
-    reasons = [linked.reason for linked in found if linked.reason is not None]
-    if len(reasons) == len(found):
+        gpus.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
+    reasons = [linked.reason for linked in gpus if linked.reason is not None]
+    if len(reasons) == len(gpus):
         raise Skip("; ".join(dict.fromkeys(reasons)))
-    return found
+    return gpus
 
 
 def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]) -> str | None:
@@ -298,7 +298,7 @@ def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> CheckResult:
     }
     if not counters:
         return undetermined(f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
-    raised = {place: value for place, value in counters.items() if value > 0}
+    raised = {counter: value for counter, value in counters.items() if value > 0}
     total, most = sum(raised.values()), ERRORS_MOST.of(linked.gpu.match)
     if not raised:
         return passed("no error on any link", expected=0, measured=0, unit="errors")

@@ -25,13 +25,13 @@ NONE_INSTALLED = skipped("no package of an NVIDIA driver is installed")
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
 def closure(node: NodeFacts) -> Iterator[CheckResult]:
-    found = driver_packages(node)
-    if found.main is None:
+    stack = driver_packages(node)
+    if stack.main is None:
         yield NONE_INSTALLED
         return
     lines: dict[str, list[Package]] = defaultdict(list)
-    for package in found.of_main:
-        lines[line_of(package) or found.main].append(package)
+    for package in stack.of_main:
+        lines[line_of(package) or stack.main].append(package)
     for line, packages in lines.items():
         yield _one_version(line, packages)
 
@@ -92,33 +92,33 @@ def held(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
 def origin(node: NodeFacts) -> Iterator[CheckResult]:
-    found = driver_packages(node)
-    if found.main is None:
+    stack = driver_packages(node)
+    if stack.main is None:
         yield NONE_INSTALLED
-    elif len(found.by_origin) > 1:
+    elif len(stack.by_origin) > 1:
         yield failed(
-            f"packages of {len(found.by_origin)} origins: {_by_origin(found)}",
-            expected=found.main,
-            measured=", ".join(_ranked(found)),
+            f"packages of {len(stack.by_origin)} origins: {_by_origin(stack)}",
+            expected=stack.main,
+            measured=", ".join(_ranked(stack)),
             source=CATALOG,
         )
-    elif found.main.startswith("unknown"):
+    elif stack.main.startswith("unknown"):
         yield warned(
-            f"{counted(len(found.of_main), 'package')} of an origin that is not in the catalog: {found.main}",
-            measured=found.main,
+            f"{counted(len(stack.of_main), 'package')} of an origin that is not in the catalog: {stack.main}",
+            measured=stack.main,
             source=CATALOG,
             remedy="If you trust the publisher, add it to origins.yml.",
         )
     else:
-        yield passed(f"{counted(len(found.of_main), 'package')} from {found.main}", measured=found.main, source=CATALOG)
+        yield passed(f"{counted(len(stack.of_main), 'package')} from {stack.main}", measured=stack.main, source=CATALOG)
 
 
-def _ranked(found: DriverPackages) -> list[str]:
-    return sorted(found.by_origin, key=lambda name: (name != found.main, name))
+def _ranked(stack: DriverPackages) -> list[str]:
+    return sorted(stack.by_origin, key=lambda name: (name != stack.main, name))
 
 
-def _by_origin(found: DriverPackages) -> str:
+def _by_origin(stack: DriverPackages) -> str:
     return "; ".join(
-        f"{name}: {listed(sorted({package.name for package in found.by_origin[name]}), most=3)}"
-        for name in _ranked(found)
+        f"{name}: {listed(sorted({package.name for package in stack.by_origin[name]}), most=3)}"
+        for name in _ranked(stack)
     )

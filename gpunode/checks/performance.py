@@ -81,9 +81,9 @@ class Loaded(DeviceIdentity):
     load: LoadState = LoadState()
 
 
-def corrupted(number: int, what: str, component: str = "node") -> CheckResult:
+def corrupted(number: int, label: str, component: str = "node") -> CheckResult:
     """Return the result for elements that arrived or were computed wrong."""
-    text = f"{what}: {counted(number, 'element')} wrong"
+    text = f"{label}: {counted(number, 'element')} wrong"
     return failed(
         text, component=component, expected=0, measured=number, unit="elements", remedy=WRONG, actions=REPLACE
     )
@@ -162,7 +162,7 @@ def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> 
 )
 def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[CheckResult]:
     indices = [run.index(uuid) for uuid in values.uuids]
-    found: list[CheckResult] = []
+    verdicts: list[CheckResult] = []
     for pair in values.pairs:
         if max(pair.source, pair.target) >= len(indices):
             raise Undetermined("the record refers to a GPU that it does not list")
@@ -171,16 +171,16 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[CheckResult
         sides = (NOT_LISTED if first is None else first, NOT_LISTED if second is None else second)
         linked = run.shape.links_between(*sides)
         if pair.wrong:
-            found.append(corrupted(pair.wrong, f"{name} peer to peer", name))
+            verdicts.append(corrupted(pair.wrong, f"{name} peer to peer", name))
         elif not pair.direct and linked:
             message = f"{name}: copies go through the host, although {linked} NVLinks connect the GPUs"
-            found.append(failed(message, component=name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s"))
+            verdicts.append(failed(message, component=name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s"))
         elif pair.direct:
             figure = Figure("peer_to_peer", pair.bandwidth_gb_per_s, Where(*sides), values.size_bytes)
-            found.append(judged(figure, run.shape, run.expect, name, what=f"{name} peer to peer"))
-    if not found:
+            verdicts.append(judged(figure, run.shape, run.expect, name, label=f"{name} peer to peer"))
+    if not verdicts:
         raise Skip("no two GPUs reach each other without the host (framework.p2p reports which)")
-    yield from worst_of(found)
+    yield from worst_of(verdicts)
 
 
 @measurement_check(
@@ -230,12 +230,12 @@ def gemm(values: GemmValues, record: Record, run: MeasuredNode) -> Iterator[Chec
     yield judged(figure, run.shape, run.expect, _name(run.index_of(record)))
 
 
-def _blocks(found: tuple[Corruption, ...]) -> str:
+def _blocks(corruptions: tuple[Corruption, ...]) -> str:
     """Return the location of wrong results: product, block and its first element."""
     places = [
-        f"product {one.round}, rows {one.row} to {one.row + one.rows - 1}, columns {one.column} to "
-        f"{one.column + one.columns - 1}, first at ({one.first_row}, {one.first_column})"
-        for one in found
+        f"product {block.round}, rows {block.row} to {block.row + block.rows - 1}, columns {block.column} to "
+        f"{block.column + block.columns - 1}, first at ({block.first_row}, {block.first_column})"
+        for block in corruptions
     ]
     return f" ({listed(places, most=2)})" if places else ""
 
@@ -261,7 +261,7 @@ def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[CheckR
     yield held if low is None else low
 
 
-def _low(load: LoadState, gpu: Gpu | None, what: str) -> CheckResult | None:
+def _low(load: LoadState, gpu: Gpu | None, label: str) -> CheckResult | None:
     """Return the result for a clock that is low although neither heat nor a power brake is reported."""
     if gpu is None or gpu.sm_clock_mhz is None or load.sm_clock_mhz is None:
         return None
@@ -272,23 +272,23 @@ def _low(load: LoadState, gpu: Gpu | None, what: str) -> CheckResult | None:
         return None
     status = status if gpu.sure("sm_clock_mhz") else Status.WARN
     why = "due to the power limit" if capped else "no reason is reported: are the clocks locked?"
-    text = f"{what}: {load.sm_clock_mhz:.0f} MHz under load, the model's maximum is {gpu.sm_clock_mhz}; {why}"
+    text = f"{label}: {load.sm_clock_mhz:.0f} MHz under load, the model's maximum is {gpu.sm_clock_mhz}; {why}"
     return CheckResult(status, text, expected=expected, measured=load.sm_clock_mhz, unit="MHz", source=CATALOG)
 
 
-def throttled(load: LoadState, what: str) -> CheckResult:
+def throttled(load: LoadState, label: str) -> CheckResult:
     """Return the result for the reasons that reduced clocks during a load; raise Undetermined if none are known."""
     if load.throttle_reasons is None or not load.samples:
-        raise Undetermined(f"{what}: NVML reported no reasons for lower clocks")
+        raise Undetermined(f"{label}: NVML reported no reasons for lower clocks")
     shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}
     clock = f"{load.sm_clock_mhz:.0f} MHz" if load.sm_clock_mhz is not None else "clock unknown"
     for reasons, status in ((HARDWARE, Status.FAIL), (SOFTWARE_HEAT, Status.WARN)):
         named = [f"{WORDS[name]} in {share:.0%} of the samples" for name, share in shares.items() if name in reasons]
         if named:
-            message = f"{what}: {clock}, slowed down: {listed(named)}"
+            message = f"{label}: {clock}, slowed down: {listed(named)}"
             return CheckResult(status, message, measured=load.sm_clock_mhz, unit="MHz")
     limited = f", power limit in {shares['sw_power_cap']:.0%} of the samples" if "sw_power_cap" in shares else ""
-    message = f"{what}: {clock}, neither heat nor power brake{limited}"
+    message = f"{label}: {clock}, neither heat nor power brake{limited}"
     return passed(message, measured=load.sm_clock_mhz, unit="MHz")
 
 

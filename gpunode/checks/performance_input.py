@@ -63,17 +63,17 @@ def limit_of(values: InputValues, state: str) -> tuple[str | None, str]:
     A sample's time without workers is split into waiting for storage, decoding and Python. Storage is the limit if
     it is most of that time, or if its measured throughput is below what all cores can decode.
     """
-    steps: dict[str, InputSteps] = {one.state: one for one in values.steps}
+    steps: dict[str, InputSteps] = {step.state: step for step in values.steps}
     hot, now = steps.get("hot"), steps.get(state)
     if hot is None or now is None:
         return None, "the parts of a sample were not measured"
     waiting, decoding, python = _parts(values, hot, now)
-    own = decoding + python
-    by_cores = values.cpus / own if own else float("inf")
+    processing = decoding + python
+    by_cores = values.cpus / processing if processing else float("inf")
     rates = [row.gb_per_s * 1e9 / values.sample_bytes for row in values.reads if row.state == state]
     stored = max(rates, default=float("inf"))
     shown = f"{_ms(waiting)} storage, {_ms(decoding)} decoding, {_ms(python)} Python for each sample"
-    if waiting > own or (waiting and stored < by_cores):
+    if waiting > processing or (waiting and stored < by_cores):
         return "network" if values.remote else "disk", shown
     return "decoding" if decoding > python else "Python", shown
 
@@ -122,31 +122,31 @@ def pipeline(values: InputValues) -> Iterator[CheckResult]:
         raise Undetermined(f"{values.directory}: {values.no_loader or 'no loader was measured'}")
     gpus = max(1, values.gpus)
     rate = values.model_rate or (float(RATE.value) if values.kind == "images" else None)
-    found = f"delivered {_figure(cold)} cold, {_figure(hot)} hot with num_workers={values.advised_workers}"
+    summary = f"delivered {_figure(cold)} cold, {_figure(hot)} hot with num_workers={values.advised_workers}"
     slowest = cold or hot
     for state in (cold, hot):
         if state is not None and state.limit is not None:
-            found += f"; limit {state.state}: {state.limit} ({state.why})"
+            summary += f"; limit {state.state}: {state.limit} ({state.why})"
     if values.proof is None:
-        found += "; cold was not measured: the files did not leave the memory"
+        summary += "; cold was not measured: the files did not leave the memory"
     if not values.walk_complete:
-        found += f"; only {counted(values.files, 'file')} were counted"
+        summary += f"; only {counted(values.files, 'file')} were counted"
     name = f"{values.directory} ({values.kind}, {values.filesystem or 'unknown file system'})"
     if rate is None:
-        yield passed(f"{name}: {found}; set --model-rate to compare", measured=_rounded(hot), unit=UNIT)
+        yield passed(f"{name}: {summary}; set --model-rate to compare", measured=_rounded(hot), unit=UNIT)
         return
     needed = rate * gpus
     origin = "--model-rate" if values.model_rate else RATE.name
     text = (
         f"{name}: {counted(gpus, 'GPU')} of {rate:.0f} samples/s ({origin}) need {needed:.0f} samples/s "
-        f"({needed * values.sample_bytes / 1e9:.3g} GB/s); {found}"
+        f"({needed * values.sample_bytes / 1e9:.3g} GB/s); {summary}"
     )
     status, remedy = Status.PASS, None
-    if values.kind == "images" and not any(one.device == "cpu" for one in values.decoders):
+    if values.kind == "images" and not any(decoder.device == "cpu" for decoder in values.decoders):
         text += "; the images were not decoded, because the container has no Pillow"
         if hot.samples_per_second >= needed:
             raise Undetermined(text)
-    short = next((one for one in (hot, cold) if one is not None and one.samples_per_second < needed), None)
+    short = next((state for state in (hot, cold) if state is not None and state.samples_per_second < needed), None)
     if short is not None:
         status, remedy = Status.WARN, CAUSE.get(short.limit or "")
     yield CheckResult(
@@ -157,9 +157,9 @@ def pipeline(values: InputValues) -> Iterator[CheckResult]:
 UNIT = "samples/s"
 
 
-def _figure(one: Delivered | None) -> str:
-    return "unknown" if one is None else f"{one.samples_per_second:.0f} samples/s"
+def _figure(state: Delivered | None) -> str:
+    return "unknown" if state is None else f"{state.samples_per_second:.0f} samples/s"
 
 
-def _rounded(one: Delivered) -> float:
-    return round(one.samples_per_second, 1)
+def _rounded(state: Delivered) -> float:
+    return round(state.samples_per_second, 1)

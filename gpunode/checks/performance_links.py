@@ -74,8 +74,8 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
         where = Where(ranks=values.ranks, nodes=values.nodes)
         algorithm = "nvls" if "NVLS" in values.kinds else None
         figure = Figure(f"{name}_busbw", largest.busbw_gb_per_s, where, largest.size_bytes, algorithm)
-        what = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
-        yield judged(figure, run.shape, run.expect, "node", what=what)
+        label = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
+        yield judged(figure, run.shape, run.expect, "node", label=label)
         if all(row.wrong is None for row in values.rows):
             yield undetermined(f"{name}: its values were not verified")
 
@@ -190,13 +190,13 @@ def _pair(link: BadLink) -> Pair:
 def _kinds(values: PairsValues, run: MeasuredNode) -> dict[Pair, str]:
     """Return the connection of every two ranks, as ``nvidia-smi topo -m`` names it; empty if it is unknown."""
     labels = [f"GPU{run.index(uuid)}" for uuid in values.uuids]
-    found = {}
-    for first, one in enumerate(labels):
+    kinds = {}
+    for first, label in enumerate(labels):
         for second in range(first + 1, len(labels)):
-            cell = run.node.gpu_links.get(one, {}).get(labels[second])
+            cell = run.node.gpu_links.get(label, {}).get(labels[second])
             if cell is not None:
-                found[first, second] = cell
-    return found
+                kinds[first, second] = cell
+    return kinds
 
 
 def _slow_by_kind(values: PairsValues, kinds: Mapping[Pair, str], *, all_known: bool) -> set[Pair]:
@@ -210,7 +210,7 @@ def _slow_by_kind(values: PairsValues, kinds: Mapping[Pair, str], *, all_known: 
         for link in values.bad
         if link.verdict == "slow" and link.bandwidth_gb_per_s is not None
     }
-    found: set[Pair] = set()
+    pairs: set[Pair] = set()
     for kind in {kinds[pair] for pair in rates if pair in kinds}:
         alike = [pair for pair, other in kinds.items() if other == kind]
         faster = max(_links_in(other) for other in kinds.values()) > _links_in(kind)
@@ -218,8 +218,8 @@ def _slow_by_kind(values: PairsValues, kinds: Mapping[Pair, str], *, all_known: 
         if len(alike) == len(kinds) or of_kind_good or (_links_in(kind) and not faster):
             continue
         usual = median(rates[pair] for pair in alike if pair in rates)
-        found |= {pair for pair in alike if pair in rates and rates[pair] * values.slow_factor >= usual}
-    return found
+        pairs |= {pair for pair in alike if pair in rates and rates[pair] * values.slow_factor >= usual}
+    return pairs
 
 
 def _links_in(kind: str) -> int:

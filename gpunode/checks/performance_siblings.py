@@ -59,15 +59,15 @@ Figures = Mapping[str, Mapping[str, float]]
 )
 def siblings(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     require_measured(node, RECORDS)
-    found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
+    figures, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
     for reason in broken:
         yield undetermined(reason)
-    several = {metric: alike for metric, values in found.items() if (alike := _of_one_model(node, values))}
+    several = {metric: alike for metric, values in figures.items() if (alike := _of_one_model(node, values))}
     slow = [verdict for metric, alike in several.items() for values in alike for verdict in _slow(metric, values)]
     yield from slow
     if broken:
         return
-    if not found:
+    if not figures:
         raise Skip(reasons[0]) if reasons else Undetermined("no figure of a GPU was recorded")
     if not several:
         raise Skip("no two GPUs of one model were measured: nothing to compare")
@@ -87,7 +87,7 @@ def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str
 
 def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
     """Return the figures of the node's GPUs, the reasons for missing ones, and the defects of unreadable ones."""
-    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    figures: defaultdict[str, dict[str, float]] = defaultdict(dict)
     reasons: list[str] = []
     broken: list[str] = []
     for record in (record for name in RECORDS for record in of(run.node, name)):
@@ -101,8 +101,8 @@ def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
             else:
                 gpu = component(run.node, record)
                 for metric, value in _figures(record.record, values):
-                    found[metric][gpu] = max(value, found[metric].get(gpu, 0.0))
-    return found, reasons, broken
+                    figures[metric][gpu] = max(value, figures[metric].get(gpu, 0.0))
+    return figures, reasons, broken
 
 
 def _figures(name: str, values: Values) -> Iterator[tuple[str, float]]:

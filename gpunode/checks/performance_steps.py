@@ -63,22 +63,22 @@ def steps(values: StepsValues, record: Record, run: MeasuredNode) -> Iterator[Ch
 
 def causes_of_slow_launches(node: NodeFacts, record: Record) -> list[str]:
     """Return what makes this host slow to launch: governor, idle states, load, IOMMU, being a guest, the container."""
-    found = []
+    causes = []
     frequency = node.cpu_frequency
     governors = [name for name in (frequency.governors if frequency else {}) if name != "performance"]
     if governors:
-        found.append(f"the governor is {listed(governors)} (host.cpu-governor)")
+        causes.append(f"the governor is {listed(governors)} (host.cpu-governor)")
     longest = max(frequency.idle_latencies if frequency else (), default=0)
     if longest > LAUNCH.value:
-        found.append(f"idle processors take up to {longest} us to wake up (kernel_tuning_idle_latency_us)")
+        causes.append(f"idle processors take up to {longest} us to wake up (kernel_tuning_idle_latency_us)")
     types = node.iommu.group_types if node.iommu else {}
     kinds = {types[device.iommu_group] for device in node.gpus_on_bus or () if device.iommu_group in types}
     if kinds - {"identity"}:
-        found.append(f"an IOMMU translates addresses: {listed(sorted(kinds))} (host.iommu)")
+        causes.append(f"an IOMMU translates addresses: {listed(sorted(kinds))} (host.iommu)")
     if node.load_1min is not None and node.cpu is not None and node.cpu.cpus and node.load_1min > node.cpu.cpus:
-        found.append(f"the load was {node.load_1min:.0f} on {node.cpu.cpus} processors")
+        causes.append(f"the load was {node.load_1min:.0f} on {node.cpu.cpus} processors")
     if node.virtualization not in (None, "none"):
-        found.append(f"a guest of {node.virtualization}")
-    if record.container is not None and found:
-        found.append("measured in a container: compare with --no-container")
-    return found
+        causes.append(f"a guest of {node.virtualization}")
+    if record.container is not None and causes:
+        causes.append("measured in a container: compare with --no-container")
+    return causes

@@ -42,10 +42,10 @@ def _ended(values: ToolValues) -> str | None:
     return f"ended with status {values.exit_code}" if values.exit_code else None
 
 
-def _whole_run(values: ToolValues, found: Iterable[CheckResult]) -> Iterator[CheckResult]:
+def _whole_run(values: ToolValues, verdicts: Iterable[CheckResult]) -> Iterator[CheckResult]:
     """Yield the results, and one more if they pass although the program failed."""
     good = True
-    for verdict in found:
+    for verdict in verdicts:
         good = good and verdict.status in (Status.PASS, Status.SKIP)
         yield verdict
     ended = _ended(values)
@@ -62,15 +62,15 @@ def _name(figure: Figure) -> str:
     return first if figure.where.peer is None else f"{first}-gpu{figure.where.peer}"
 
 
-def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) -> Iterator[CheckResult]:
+def _verdicts(readings: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) -> Iterator[CheckResult]:
     figures: list[CheckResult] = []
-    for one in found:
-        if isinstance(one, tools.ToolTrouble):
-            yield CheckResult(Status.FAIL if one.grade == "bad" else Status.ERROR, one.what)
+    for reading in readings:
+        if isinstance(reading, tools.ToolTrouble):
+            yield CheckResult(Status.FAIL if reading.grade == "bad" else Status.ERROR, reading.what)
         else:
-            name = _name(one)
-            what = "" if one.metric.endswith("_busbw") else f"{name} {one.metric.replace('_', ' ')}"
-            figures.append(judged(one, run.shape, run.expect, name, what=what))
+            name = _name(reading)
+            label = "" if reading.metric.endswith("_busbw") else f"{name} {reading.metric.replace('_', ' ')}"
+            figures.append(judged(reading, run.shape, run.expect, name, label=label))
     by_metric: dict[str, list[CheckResult]] = {}
     for verdict in figures:
         by_metric.setdefault(verdict.figure.metric if verdict.figure else "", []).append(verdict)
@@ -93,9 +93,9 @@ def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) ->
     scope="link",
 )
 def by_nvbandwidth(values: ToolValues, run: MeasuredNode) -> Iterator[CheckResult]:
-    found = list(_verdicts(tools.of_nvbandwidth(answer_of(values, nvbandwidth.parse)), run))
-    yield from _whole_run(values, found)
-    if not found:
+    verdicts = list(_verdicts(tools.of_nvbandwidth(answer_of(values, nvbandwidth.parse)), run))
+    yield from _whole_run(values, verdicts)
+    if not verdicts:
         raise Undetermined("nvbandwidth printed no figure between host and GPU or between GPUs")
 
 
@@ -142,15 +142,15 @@ def diagnostics(values: ToolValues) -> Iterator[CheckResult]:
 def of_diag(answer: DcgmDiag) -> Iterator[CheckResult]:
     """Yield the failures of ``dcgmi diag``, one result for each GPU and test; else one result that all passed."""
     version = f"DCGM {answer.dcgm_version}" if answer.dcgm_version else "dcgmi diag"
-    found: list[CheckResult] = []
+    failures: list[CheckResult] = []
     for test in answer.tests:
         by_gpu = [gpu for gpu in test.gpus if gpu.status in ("fail", "warn", "error")]
         for gpu in by_gpu:
-            found.append(_of_diag(test.name, gpu.status, gpu.messages or test.messages, f"gpu{gpu.gpu}"))
+            failures.append(_of_diag(test.name, gpu.status, gpu.messages or test.messages, f"gpu{gpu.gpu}"))
         if not by_gpu and test.status in ("fail", "warn", "error"):
-            found.append(_of_diag(test.name, test.status, test.messages, "node"))
-    yield from found
-    if found:
+            failures.append(_of_diag(test.name, test.status, test.messages, "node"))
+    yield from failures
+    if failures:
         return
     status = OF_DIAG[answer.overall]
     ran = [test.name for test in answer.tests if test.status == "pass"]
@@ -186,13 +186,13 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[CheckResult]:
         yield warned(text)
         return
     for job in values.jobs:
-        what = f"{values.directory} {job.pattern}"
+        label = f"{values.directory} {job.pattern}"
         if job.bandwidth_gb_per_s == 0:
-            yield failed(f"{what}: nothing was transferred", measured=0.0, unit="GB/s")
+            yield failed(f"{label}: nothing was transferred", measured=0.0, unit="GB/s")
         else:
             name = f"storage {values.directory}"
             verdict = judged(
-                Figure(f"storage_{job.pattern}", job.bandwidth_gb_per_s), run.shape, run.expect, name, what
+                Figure(f"storage_{job.pattern}", job.bandwidth_gb_per_s), run.shape, run.expect, name, label
             )
             if values.fio_version is None and verdict.status is Status.FAIL:
                 # Our own reader and writer reaches less than fio on fast disks.

@@ -163,11 +163,11 @@ def stuck(node: NodeFacts) -> Iterator[CheckResult]:
     if len(waiting) < least:
         yield passed("no job waits in full use", expected=0, measured=len(waiting), unit="GPUs")
         return
-    found = [gpu.component for gpu, _ in waiting]
-    users = [one.title for one in node.gpu_processes or () if one.gpu in found]
+    components = [gpu.component for gpu, _ in waiting]
+    users = [process.title for process in node.gpu_processes or () if process.gpu in components]
     gpu, usage = waiting[0]
     power = f"{usage.power_w:g} W of {gpu.reported.power_limit_w:g} W"
-    message = f"{listed(found, most=8)} in full use at {power} in two samples: a collective may hang"
+    message = f"{listed(components, most=8)} in full use at {power} in two samples: a collective may hang"
     who = f"; {listed(list(dict.fromkeys(users)), most=8)}" if users else ""
     yield warned(f"{message}{who}", expected=0, measured=len(waiting), unit="GPUs")
 

@@ -61,8 +61,8 @@ def gpudirect(node: NodeFacts) -> Iterator[CheckResult]:
         return
     state = "loaded and not registered" if loaded else "not loaded"
     if driver.flavour is None or not models:
-        what = "the flavour of the loaded module" if models else "which GPUs these are"
-        raise Undetermined(f"nvidia-peermem is {state}, and {what} could not be determined")
+        subject = "the flavour of the loaded module" if models else "which GPUs these are"
+        raise Undetermined(f"nvidia-peermem is {state}, and {subject} could not be determined")
     against = against_dma_buf(models, driver.flavour, _cuda(driver), kernel_number(node.running_kernel))
     if against:
         lacking = {False: "; this kernel has no interface for it", None: "", True: ""}[node.peer_memory]

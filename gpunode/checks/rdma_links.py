@@ -66,18 +66,18 @@ class Outage:
 def outages(events: tuple[LinkEvent, ...]) -> dict[str, list[Outage]]:
     """Return the outages of each interface; several reports of one change (driver, daemon) count once."""
     down: dict[str, LinkEvent] = {}
-    found: dict[str, list[Outage]] = defaultdict(list)
+    by_interface: dict[str, list[Outage]] = defaultdict(list)
     for event in events:
         if not event.up:
             down.setdefault(event.interface, event)
         elif event.interface in down:
             first = down.pop(event.interface)
-            found[event.interface].append(
+            by_interface[event.interface].append(
                 Outage(first.time, over=True, seconds=seconds_between(first.time, event.time))
             )
     for interface, event in down.items():
-        found[interface].append(Outage(event.time, over=False, seconds=None))
-    return dict(found)
+        by_interface[interface].append(Outage(event.time, over=False, seconds=None))
+    return dict(by_interface)
 
 
 def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
@@ -115,10 +115,10 @@ def flaps(node: NodeFacts) -> Iterator[CheckResult]:
     if node.link_log is None:
         raise Undetermined(reason or "the log of links was not read")
     layers = rdma_interfaces(node)
-    found = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
-    for name, its in sorted(found.items()):
+    by_interface = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
+    for name, its in sorted(by_interface.items()):
         yield _flaps_of(node, name, its, layers[name])
-    if found:
+    if by_interface:
         return
     if is_container(node) and not node.simulated:
         yield skipped("no outage; in a container the log is the host's")
@@ -155,12 +155,12 @@ def _is_recent(node: NodeFacts, outage: Outage) -> bool:
 
 def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
     """Return RDMA devices by their kind (board), and within a kind by card."""
-    found: dict[str, dict[str, list[IbDevice]]] = defaultdict(lambda: defaultdict(list))
+    by_kind: dict[str, dict[str, list[IbDevice]]] = defaultdict(lambda: defaultdict(list))
     for device in node.infiniband or ():
         kind = device.board_id or device.type
         if kind and device.slot:
-            found[kind][device.slot.rpartition(".")[0]].append(device)
-    return found
+            by_kind[kind][device.slot.rpartition(".")[0]].append(device)
+    return by_kind
 
 
 @registry.check(

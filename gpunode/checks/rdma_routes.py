@@ -76,8 +76,8 @@ def _shared(node: NodeFacts, routes: SourceRoutes, network: str, its: list[str])
 def _has_rule(node: NodeFacts, routes: SourceRoutes, network: str, name: str) -> bool:
     """Return whether every address that an interface has in a network is routed by a rule of its own."""
     inside = IPv4Network(network)
-    own = [ip_address(one.address) for one in node.addresses or () if one.interface == name]
-    own = [address for address in own if address in inside]
-    return bool(own) and all(
-        any(address in ip_network(source, strict=False) for source in routes.sources) for address in own
+    addresses = [ip_address(address.address) for address in node.addresses or () if address.interface == name]
+    addresses = [address for address in addresses if address in inside]
+    return bool(addresses) and all(
+        any(address in ip_network(source, strict=False) for source in routes.sources) for address in addresses
     )

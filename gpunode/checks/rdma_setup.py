@@ -88,8 +88,8 @@ def gids(node: NodeFacts) -> Iterator[CheckResult]:
     by_rate: dict[float, dict[str, int | None]] = defaultdict(dict)
     for name, _, port in ports(node):
         if port.state == "ACTIVE" and port.link_layer == "Ethernet" and port.gids:
-            found = (gid.index for gid in port.gids if gid.ipv4 and gid.type == "RoCE v2")
-            by_rate[port.rate_gbit_per_s or 0.0][name] = next(found, None)
+            indices = (gid.index for gid in port.gids if gid.ipv4 and gid.type == "RoCE v2")
+            by_rate[port.rate_gbit_per_s or 0.0][name] = next(indices, None)
     if not by_rate:
         raise Skip("no active RoCE port" if node.infiniband else NO_DEVICE)
     for rate, its in sorted(by_rate.items()):
@@ -150,13 +150,13 @@ def _flow_control_of(its: dict[str, tuple[Nic, int | None]]) -> CheckResult:
     }
     if all(nic.pfc is None and nic.ecn is None for nic, _ in its.values()):
         return skipped("neither dcb nor the driver reports PFC and ECN")
-    for what, values in (
+    for feature, values in (
         ("PFC", {name: nic.pfc for name, (nic, _) in its.items()}),
         ("ECN", {name: nic.ecn for name, (nic, _) in its.items()}),
     ):
         silent = sorted(name for name, value in values.items() if value is None)
         if 0 < len(silent) < len(values):
-            return undetermined(f"{what} is reported of others, and not of {listed(silent)}")
+            return undetermined(f"{feature} is reported of others, and not of {listed(silent)}")
     usual = Counter(shown.values()).most_common(1)[0][0]
     odd = [f"{name} has {text}" for name, text in sorted(shown.items()) if text != usual]
     if odd:
@@ -164,15 +164,15 @@ def _flow_control_of(its: dict[str, tuple[Nic, int | None]]) -> CheckResult:
     return passed(f"{usual} on {counted(len(its), 'interface')}", measured=usual)
 
 
-def _code_points(found: tuple[str, ...] | None) -> str:
+def _code_points(code_points: tuple[str, ...] | None) -> str:
     """Return the code points with a priority as the end of a message; nothing if dcb printed none."""
-    return f", DSCP {listed(found, 8)}" if found else ""
+    return f", DSCP {listed(code_points, 8)}" if code_points else ""
 
 
-def _priorities(found: tuple[int, ...] | None) -> str:
-    if found is None:
+def _priorities(priorities: tuple[int, ...] | None) -> str:
+    if priorities is None:
         return "not reported"
-    return f"on {listed([str(one) for one in found], 8)}" if found else "off"
+    return f"on {listed([str(priority) for priority in priorities], 8)}" if priorities else "off"
 
 
 @registry.check(
@@ -198,23 +198,23 @@ def devices(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _verbs_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
-    found = [one for one in node.rdma_nodes or () if one.kind == "uverbs" and one.device == device.name]
-    if not found:
+    uverbs = [handle for handle in node.rdma_nodes or () if handle.kind == "uverbs" and handle.device == device.name]
+    if not uverbs:
         yield "a uverbs device"
-    yield from (f"/dev/infiniband/{one.name}" for one in found if not one.file)
+    yield from (f"/dev/infiniband/{handle.name}" for handle in uverbs if not handle.file)
 
 
 def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
     """Yield missing devices for management datagrams; RoCE does not set up its connections with them."""
     for port in device.ports if any(port.link_layer == "InfiniBand" for port in device.ports) else ():
-        found = [
-            one
-            for one in node.rdma_nodes or ()
-            if one.kind == "umad" and one.device == device.name and one.port in {port.port, None}
+        umads = [
+            handle
+            for handle in node.rdma_nodes or ()
+            if handle.kind == "umad" and handle.device == device.name and handle.port in {port.port, None}
         ]
-        if not found:
+        if not umads:
             yield f"a umad device of port {port.port}"
-        yield from (f"/dev/infiniband/{one.name}" for one in found if not one.file)
+        yield from (f"/dev/infiniband/{handle.name}" for handle in umads if not handle.file)
 
 
 @registry.check(

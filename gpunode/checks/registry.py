@@ -181,14 +181,14 @@ class Expectation(Frozen):
 
     @model_validator(mode="after")
     def _allowed_must_fit(self) -> Self:
-        for one in self.allowed or ():
-            if getattr(self, one.key) is None:
-                raise ValueError(f"allowed: {one.key}: the file has no {one.key} to deviate from")
+        for deviation in self.allowed or ():
+            if getattr(self, deviation.key) is None:
+                raise ValueError(f"allowed: {deviation.key}: the file has no {deviation.key} to deviate from")
             try:
-                type(self).model_validate({one.key: one.value}, strict=True)
+                type(self).model_validate({deviation.key: deviation.value}, strict=True)
             except ValidationError as err:
                 field, reason = invalid_field(err)
-                raise ValueError(f"allowed: {field}: {reason}, found {one.words}") from None
+                raise ValueError(f"allowed: {field}: {reason}, found {deviation.words}") from None
         return self
 
     @property
@@ -198,9 +198,9 @@ class Expectation(Frozen):
 
     def with_baseline(self, baseline: Baseline | None) -> "Expectation":
         """Return a copy with a node's earlier figures."""
-        found = self.model_copy()
-        found._baseline = baseline
-        return found
+        expectation = self.model_copy()
+        expectation._baseline = baseline
+        return expectation
 
     @property
     def earlier_gpus(self) -> EarlierGpus | None:
@@ -209,9 +209,9 @@ class Expectation(Frozen):
 
     def with_earlier_gpus(self, earlier: EarlierGpus | None) -> "Expectation":
         """Return a copy with the GPUs of the node's previous run, which gpu.present compares with."""
-        found = self.model_copy()
-        found._earlier_gpus = earlier
-        return found
+        expectation = self.model_copy()
+        expectation._earlier_gpus = earlier
+        return expectation
 
 
 @dataclass(frozen=True)
@@ -363,15 +363,15 @@ class Check(CheckDeclaration):
             return [self.finding(verdict) for verdict in self._verdicts(node, expect)]
 
         try:
-            found = found_here() if self.origin is None else contained(found_here, Finding)
+            findings = found_here() if self.origin is None else contained(found_here, Finding)
         except Escaped as err:
             return [self._without_remedy(Status.ERROR, f"the check of {self.origin} failed to run: {err}")]
         except Exception as err:
             # An exception on one node must not affect the results of others.
             return [self._without_remedy(Status.ERROR, f"the check failed to run: {type(err).__name__}: {err}")]
         if obstacle is not None:
-            return [finding for finding in found if finding.status is Status.FAIL] or [obstacle]
-        return found or [self._without_remedy(Status.ERROR, "the check found nothing to check")]
+            return [finding for finding in findings if finding.status is Status.FAIL] or [obstacle]
+        return findings or [self._without_remedy(Status.ERROR, "the check found nothing to check")]
 
     def _verdicts(self, node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         try:
@@ -402,8 +402,8 @@ class Check(CheckDeclaration):
 
     def _actions(self, verdict: CheckResult) -> tuple[Action, ...]:
         """Return the actions; none for results that could not be determined, unless the result names one."""
-        own = self.actions if verdict.status in (Status.WARN, Status.FAIL) else ()
-        steps = own if verdict.actions is None else map(action, verdict.actions)
+        actions = self.actions if verdict.status in (Status.WARN, Status.FAIL) else ()
+        steps = actions if verdict.actions is None else map(action, verdict.actions)
         return tuple(step.model_copy(update={"component": verdict.component}) for step in steps)
 
     def _state(self, verdict: CheckResult) -> State:

@@ -85,8 +85,8 @@ def devices(node: NodeFacts) -> Iterator[CheckResult]:
     started = _daemon(node)
     if started is None:
         raise Skip("slurmd does not run")
-    gpus = [one for one in node.device_nodes or () if one.path.removeprefix("/dev/nvidia").isdigit()]
-    times = [one.created_s for one in gpus if one.created_s is not None]
+    gpus = [device for device in node.device_nodes or () if device.path.removeprefix("/dev/nvidia").isdigit()]
+    times = [device.created_s for device in gpus if device.created_s is not None]
     if not times:
         raise Undetermined("the times of /dev/nvidia* are unknown")
     late = max(times) - started
@@ -116,18 +116,18 @@ def devices(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("fix_configuration",),
 )
 def version(node: NodeFacts) -> Iterator[CheckResult]:
-    found = node.slurm_versions
-    if found is None:
+    slurm = node.slurm_versions
+    if slurm is None:
         raise Skip("Slurm is not configured here, or slurmd is not installed")
-    if found.controller is None:
+    if slurm.controller is None:
         raise Skip("the controller was not asked for its version")
-    daemon, controller = (".".join(one.split(".")[:2]) for one in (found.daemon, found.controller))
+    daemon, controller = (".".join(text.split(".")[:2]) for text in (slurm.daemon, slurm.controller))
     oldest = OLDEST.get(controller)
     if Version(daemon) > Version(controller):
-        judged, message = failed, f"slurmd {found.daemon} is newer than its controller, {found.controller}"
+        judged, message = failed, f"slurmd {slurm.daemon} is newer than its controller, {slurm.controller}"
     elif oldest is not None and Version(daemon) < Version(oldest):
-        message = f"slurmd {found.daemon} is too old: the controller, {found.controller}, accepts {oldest} and newer"
+        message = f"slurmd {slurm.daemon} is too old: the controller, {slurm.controller}, accepts {oldest} and newer"
         judged = failed
     else:
-        judged, message = passed, f"slurmd {found.daemon} fits its controller, {found.controller}"
-    yield judged(message, expected=found.controller, measured=found.daemon, source=UPGRADES)
+        judged, message = passed, f"slurmd {slurm.daemon} fits its controller, {slurm.controller}"
+    yield judged(message, expected=slurm.controller, measured=slurm.daemon, source=UPGRADES)

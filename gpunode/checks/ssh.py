@@ -43,19 +43,19 @@ def ssh_settings(node: NodeFacts) -> Iterator[CheckResult]:
         message = "sshd permits logins with empty passwords"
         yield failed(message, expected="no", measured="yes", source="sshd -T")
         return
-    found = []
+    faults = []
     methods = values.get("authenticationmethods", "any").split()
     by_key = all(method.partition(",")[0] == "publickey" for method in methods)
-    asked = [name for name in ("passwordauthentication", "kbdinteractiveauthentication") if values.get(name) == "yes"]
-    if asked and not by_key:
-        found.append(f"passwords are accepted ({', '.join(asked)})")
+    names = [name for name in ("passwordauthentication", "kbdinteractiveauthentication") if values.get(name) == "yes"]
+    if names and not by_key:
+        faults.append(f"passwords are accepted ({', '.join(names)})")
         if values.get("permitrootlogin") == "yes":
-            found.append("root's too (permitrootlogin)")
+            faults.append("root's too (permitrootlogin)")
     offered = [word for name in ("kexalgorithms", "ciphers", "macs") for word in values.get(name, "").split(",")]
     broken = sorted({word for word in offered if any(part in word for part in BROKEN)})
     if broken:
-        found.append(f"broken algorithms are offered: {listed(broken)}")
-    yield at_most(len(found), 0, "sshd accepts only keys", "; ".join(found), fault=Status.WARN, source="sshd -T")
+        faults.append(f"broken algorithms are offered: {listed(broken)}")
+    yield at_most(len(faults), 0, "sshd accepts only keys", "; ".join(faults), fault=Status.WARN, source="sshd -T")
 
 
 @registry.check(

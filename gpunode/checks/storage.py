@@ -25,32 +25,32 @@ NO_STORAGE = "the role storage set up nothing here"
     thresholds=(FREE_LEAST,),
 )
 def scratch(node: NodeFacts) -> Iterator[CheckResult]:
-    found = [one for one in node.storage or () if not one.remote]
-    if not found:
+    mounts = [mount for mount in node.storage or () if not mount.remote]
+    if not mounts:
         yield skipped("the role storage set up no scratch space" if node.storage else NO_STORAGE)
-    for one in found:
-        yield _scratch(one).at(one.path)
+    for mount in mounts:
+        yield _scratch(mount).at(mount.path)
 
 
-def _scratch(one: StoredMount) -> CheckResult:
-    lost = [option for option in one.options if option not in one.mounted_options]
-    if one.mounted_type is None:
-        return failed("nothing is mounted", expected=one.type, measured="nothing")
-    if one.mounted_type != one.type or one.same_device is False:
-        message = f"{one.mounted_type} of another device is mounted, not {one.source}"
-        return failed(message, expected=one.type, measured=one.mounted_type)
-    if "rw" not in one.mounted_options and "ro" not in one.options:
+def _scratch(mount: StoredMount) -> CheckResult:
+    lost = [option for option in mount.options if option not in mount.mounted_options]
+    if mount.mounted_type is None:
+        return failed("nothing is mounted", expected=mount.type, measured="nothing")
+    if mount.mounted_type != mount.type or mount.same_device is False:
+        message = f"{mount.mounted_type} of another device is mounted, not {mount.source}"
+        return failed(message, expected=mount.type, measured=mount.mounted_type)
+    if "rw" not in mount.mounted_options and "ro" not in mount.options:
         return failed("is mounted read-only: the kernel does that after errors", expected="rw")
-    if one.problem is not None:
-        return failed(f"does not answer: {one.problem}")
-    if one.same_device is None or not one.size_mib or one.free_mib is None:
+    if mount.problem is not None:
+        return failed(f"does not answer: {mount.problem}")
+    if mount.same_device is None or not mount.size_mib or mount.free_mib is None:
         return undetermined("its device or its size is unknown")
-    free = 100 * one.free_mib // one.size_mib
+    free = 100 * mount.free_mib // mount.size_mib
     if free >= FREE_LEAST.value and lost:
         return warned(
-            f"is mounted without {listed(lost)}", expected=listed(lost), measured=listed(one.mounted_options, 12)
+            f"is mounted without {listed(lost)}", expected=listed(lost), measured=listed(mount.mounted_options, 12)
         )
-    good = f"{one.mounted_type}, {free} % free"
+    good = f"{mount.mounted_type}, {free} % free"
     return at_least(free, FREE_LEAST.value, good, f"{free} % are free", fault=Status.WARN, unit="%")
 
 
@@ -64,18 +64,18 @@ def _scratch(one: StoredMount) -> CheckResult:
     category="host",
 )
 def remote_data(node: NodeFacts) -> Iterator[CheckResult]:
-    found = [one for one in node.storage or () if one.remote]
-    if not found:
+    mounts = [mount for mount in node.storage or () if mount.remote]
+    if not mounts:
         yield skipped("the role storage mounts no remote data" if node.storage else NO_STORAGE)
-    for one in found:
-        yield _remote(one).at(one.path)
+    for mount in mounts:
+        yield _remote(mount).at(mount.path)
 
 
-def _remote(one: StoredMount) -> CheckResult:
-    if one.problem is not None:
-        return failed(f"{one.source} does not answer: {one.problem}")
-    if one.mounted_type is None:
-        return failed(f"{one.source} is not mounted", expected=one.type, measured="nothing")
-    if one.size_mib is None:
+def _remote(mount: StoredMount) -> CheckResult:
+    if mount.problem is not None:
+        return failed(f"{mount.source} does not answer: {mount.problem}")
+    if mount.mounted_type is None:
+        return failed(f"{mount.source} is not mounted", expected=mount.type, measured="nothing")
+    if mount.size_mib is None:
         return undetermined("whether it answers is unknown")
-    return passed(f"{one.source} answers ({one.mounted_type})", measured=one.mounted_type)
+    return passed(f"{mount.source} answers ({mount.mounted_type})", measured=mount.mounted_type)

@@ -41,9 +41,9 @@ class Threshold:
     def of(self, match: GpuMatch | None) -> Number:
         """Return the limit in force for a GPU: the policy's before the check's own, the model's before the others."""
         overrides = _IN_FORCE.get()
-        found = overrides.read(self, _keys(match))
-        if found is not None:
-            return found
+        override = overrides.read(self, _keys(match))
+        if override is not None:
+            return override
         return next((self.by[key] for key in _keys(match) if key in self.by), self.default)
 
 

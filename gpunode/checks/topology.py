@@ -113,8 +113,8 @@ def layout_of(node: NodeFacts) -> NodeLayout:
         if port.slot in above
     )
     numa = tuple(
-        NumaDomain(node=one.node, cpus=one.cpus, memory_mib=one.memory_total_mib)
-        for one in (node.numa or ())[:MOST_PARTS]
+        NumaDomain(node=domain.node, cpus=domain.cpus, memory_mib=domain.memory_total_mib)
+        for domain in (node.numa or ())[:MOST_PARTS]
     )
     document = node.topology.document if node.topology else None
     if document is None:
@@ -124,7 +124,7 @@ def layout_of(node: NodeFacts) -> NodeLayout:
         element.lower() if element in document.gpus else document.nic_names.get(element, element)
         for element in elements
     )
-    rows = tuple(tuple(document.links.get(one, {}).get(other) for other in elements) for one in elements)
+    rows = tuple(tuple(document.links.get(element, {}).get(other) for other in elements) for element in elements)
     return NodeLayout(numa=numa, parts=parts, bridges=bridges, labels=names, connections=rows)
 
 
@@ -158,15 +158,15 @@ def _gpus(node: NodeFacts) -> Iterator[MachinePart]:
     """Yield the GPUs on the bus, by nvidia-smi's order, and those that only nvidia-smi lists."""
     reported = {gpu.pci_bus_id: gpu for gpu in node.smi_gpus}
     nvlinks = node.nvlink.document.gpus if node.nvlink and node.nvlink.document else ()
-    by_index = {one.index: one for one in nvlinks}
+    by_index = {gpu.index: gpu for gpu in nvlinks}
     on_bus = {device.slot: device for device in node.gpus_on_bus or ()}
     for gpu in node.smi_gpus[:MOST_PARTS]:
         links = by_index[gpu.index].links if gpu.index in by_index else ()
-        speeds = {one.speed_gb_per_s for one in links} - {None}
+        speeds = {link.speed_gb_per_s for link in links} - {None}
         more: dict[str, object] = {
             "model": gpu.name,
             "nvlinks": tuple(
-                PartNvlink(link=one.link, state="active" if one.state == "sleep" else one.state) for one in links
+                PartNvlink(link=link.link, state="active" if link.state == "sleep" else link.state) for link in links
             ),
             "nvlink_gb_per_s": speeds.pop() if len(speeds) == 1 else None,
         }
@@ -186,7 +186,7 @@ def _gpus(node: NodeFacts) -> Iterator[MachinePart]:
 
 def _switches(node: NodeFacts) -> Iterator[MachinePart]:
     slots = set(nvswitches(node))
-    for number, device in enumerate([one for one in node.pci or () if one.slot in slots][:MOST_PARTS]):
+    for number, device in enumerate([device for device in node.pci or () if device.slot in slots][:MOST_PARTS]):
         yield _part("nvswitch", f"nvswitch{number}", device)
 
 
@@ -196,18 +196,18 @@ def _adapters(node: NodeFacts) -> Iterator[MachinePart]:
     nics: dict[str | None, Nic] = {}
     for nic in node.nics or ():
         nics.setdefault(nic.slot, nic)
-    for device in [one for one in node.pci_io or () if one.class_id.startswith("02")][:MOST_PARTS]:
+    for device in [device for device in node.pci_io or () if device.class_id.startswith("02")][:MOST_PARTS]:
         adapter = rdma.get(device.slot)
         if adapter is not None:
             yield _part("nic", adapter.name, device, **_of_rdma(adapter))
-        elif (found := nics.get(device.slot)) is not None:
-            rate = found.speed_mbit_per_s
+        elif (interface := nics.get(device.slot)) is not None:
+            rate = interface.speed_mbit_per_s
             yield _part(
                 "nic",
-                found.name,
+                interface.name,
                 device,
-                model=found.driver,
-                state=found.state,
+                model=interface.driver,
+                state=interface.state,
                 rate_gbit_per_s=None if rate is None else rate / 1000,
             )
         else:
@@ -224,7 +224,7 @@ def _of_rdma(adapter: IbDevice) -> dict[str, object]:
 
 
 def _disks(node: NodeFacts) -> Iterator[MachinePart]:
-    devices = [one for one in node.pci_io or () if one.class_id.startswith("01")]
+    devices = [device for device in node.pci_io or () if device.class_id.startswith("01")]
     for number, device in enumerate(devices[:MOST_PARTS]):
         if device.ports:
             yield _part("nvme", f"nvme{number}", device)

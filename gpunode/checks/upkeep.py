@@ -83,11 +83,11 @@ def versions(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         message = f"kernel {kernel} runs, {expect.kernel} expected"
         wrong.append(failed(message, expected=expect.kernel, measured=kernel, source=SITE))
     for name, version in sorted((expect.packages or {}).items()):
-        its = sorted({one.version for one in node.packages or () if one.name == name and present(one)})
+        its = sorted({package.version for package in node.packages or () if package.name == name and present(package)})
         if its != [version]:
-            what = f"{name} {listed(its)} is installed" if its else f"{name} is not installed"
+            state = f"{name} {listed(its)} is installed" if its else f"{name} is not installed"
             wrong.append(
-                failed(f"{what}, {version} expected", expected=version, measured=listed(its) or None, source=SITE)
+                failed(f"{state}, {version} expected", expected=version, measured=listed(its) or None, source=SITE)
             )
     number = len(expect.packages or ())
     packages = f"; {counted(number, 'package')} as expected" if number else ""
@@ -177,10 +177,10 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> CheckResu
         if copy is not used and (copy.version is None or expected is None or not same_version(copy.version, expected))
     ]
     if others:
-        found = listed([f"{copy.file} ({copy.version or 'version unknown'})" for copy in others], most=3)
+        words = listed([f"{copy.file} ({copy.version or 'version unknown'})" for copy in others], most=3)
         return CheckResult(
             Status.FAIL if any(copy.in_cache for copy in others) else Status.WARN,
-            f"{counted(len(others), 'copy', 'copies')} in addition to the driver's: {found}",
+            f"{counted(len(others), 'copy', 'copies')} in addition to the driver's: {words}",
             expected=expected,
             measured=listed(sorted({copy.version or "unknown" for copy in copies})),
         )
@@ -204,8 +204,8 @@ def stack_libraries(node: NodeFacts) -> Iterator[CheckResult]:
         for library in node.libraries or ():
             if library.name == name:
                 versions.setdefault(library.version or "unknown version", library.file)
-        found = listed([f"{version} ({file})" for version, file in sorted(versions.items())], most=4)
-        yield at_most(len(versions), 1, found, fault=Status.WARN, component=name, unit="versions")
+        words = listed([f"{version} ({file})" for version, file in sorted(versions.items())], most=4)
+        yield at_most(len(versions), 1, words, fault=Status.WARN, component=name, unit="versions")
 
 
 @registry.check(
@@ -222,13 +222,13 @@ def foreign_installs(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.foreign_installs:
         yield passed("no trace of another installer", expected=0, measured=0)
         return
-    there = [found for found in node.foreign_installs if not found.kind.endswith("-log")]
+    traces = [trace for trace in node.foreign_installs if not trace.kind.endswith("-log")]
     texts = [
-        f"{FOREIGN_WORDS.get(found.kind, found.kind)} ({found.path}{', ' + found.note if found.note else ''})"
-        for found in there or node.foreign_installs
+        f"{FOREIGN_WORDS.get(trace.kind, trace.kind)} ({trace.path}{', ' + trace.note if trace.note else ''})"
+        for trace in traces or node.foreign_installs
     ]
     # A log may be years old and the driver removed: not even a warning if packages are installed.
-    yield at_most(len(there), 0, listed(texts, most=3), fault=Status.WARN, unit="traces")
+    yield at_most(len(traces), 0, listed(texts, most=3), fault=Status.WARN, unit="traces")
 
 
 @registry.check(
@@ -290,11 +290,11 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
     actions=("fix_configuration",),
 )
 def failed_reverts(node: NodeFacts) -> Iterator[CheckResult]:
-    found = node.failed_reverts or ()
-    for revert in found:
+    reverts = node.failed_reverts or ()
+    for revert in reverts:
         message = f"the change {revert.change} could not be reverted: {listed(revert.reasons)}"
         yield failed(message, expected=0, measured=len(revert.reasons))
-    if not found:
+    if not reverts:
         yield passed("no change waits for its revert", expected=0, measured=0)
 
 

@@ -95,8 +95,8 @@ def wheel(node: NodeFacts) -> Iterator[CheckResult]:
     if torch.cuda is None:
         if node.simulated:
             raise Skip(f"PyTorch {torch.version} is a build for the processor, and the GPUs are simulated")
-        what = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
-        yield failed(what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
+        fault = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
+        yield failed(fault, expected="a build for CUDA", measured=torch.version, remedy=remedy)
         return
     if not torch.architectures:
         raise Undetermined(f"PyTorch {torch.version} does not report its architectures")
@@ -239,8 +239,8 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Check
 def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckResult:
     if values.nccl is None:
         several = values.count > 1
-        what = f"PyTorch {values.version} carries no NCCL{where(record)}"
-        return CheckResult(Status.FAIL if several else Status.SKIP, what)
+        fault = f"PyTorch {values.version} carries no NCCL{where(record)}"
+        return CheckResult(Status.FAIL if several else Status.SKIP, fault)
     version, cuda = parsed_version(values.nccl), parsed_version(values.cuda)
     if version is None or cuda is None:
         raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are not valid versions")

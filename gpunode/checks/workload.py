@@ -31,10 +31,10 @@ def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyV
     """Return the one record of a name with its values; raise NotJudged if there is none that can be checked."""
     if nothing_ran(node):
         raise Skip(NOTHING_RAN)
-    found = of(node, name)
-    if not found:
+    records = of(node, name)
+    if not records:
         raise Undetermined(f"no record {name}: {NOT_SO_FAR}")
-    return found[0], read(found[0], kind)
+    return records[0], read(records[0], kind)
 
 
 def known(node: NodeFacts, name: str, kind: type[AnyValues]) -> AnyValues | None:
@@ -131,8 +131,8 @@ def taking(function: Callable[..., FoundT]) -> Callable[..., FoundT]:
 
 def placed(verdict: CheckResult, node: NodeFacts, record: Record) -> CheckResult:
     """Return a result of a record with the component that the record is about, unless it names another."""
-    own = verdict.component != "node" or record.component == "node"
-    return verdict if own else verdict.at(component(node, record))
+    named = verdict.component != "node" or record.component == "node"
+    return verdict if named else verdict.at(component(node, record))
 
 
 Judged = CheckResult | Iterable[CheckResult]
@@ -167,10 +167,10 @@ def record_check(  # noqa: PLR0913
         def judge(node: NodeFacts) -> Iterator[CheckResult]:
             if nothing_ran(node):
                 raise Skip(NOTHING_RAN)
-            found = of(node, record)
-            if not found:
+            records = of(node, record)
+            if not records:
                 raise missing(node, (record,), after, NOT_SO_FAR)
-            for each in found:
+            for each in records:
                 try:
                     for verdict in _judged(each, node):
                         yield placed(verdict, node, each)

@@ -34,11 +34,11 @@ MEANINGS: Mapping[str, tuple[Status, str, tuple[str, ...]]] = {
 def table() -> Mapping[tuple[int, str, int], Mapping[str, str]]:
     """Return the actions by (Xid, unit, sub-code), each by error status in hexadecimal or ``*``."""
     text = files("gpunode.catalog").joinpath("xid_nvlink5.tsv").read_text(encoding="utf-8")
-    found: dict[tuple[int, str, int], dict[str, str]] = {}
+    actions: dict[tuple[int, str, int], dict[str, str]] = {}
     for number, unit, action, codes in (line.split("\t") for line in text.splitlines() if not line.startswith("#")):
         for sub, status in (code.split(":") for code in codes.split()):
-            found.setdefault((int(number), unit, int(sub)), {})[status] = action
-    return found
+            actions.setdefault((int(number), unit, int(sub)), {})[status] = action
+    return actions
 
 
 def decode(number: int, message: str) -> tuple[int, str] | None:
@@ -53,8 +53,8 @@ def decode(number: int, message: str) -> tuple[int, str] | None:
     if action is None:
         return None
     first, _, escalated = action.partition("|")
-    own = any(info & mask == value for mask, value in _ESCALATED)
-    return int(match["link"]), escalated if escalated and own else first
+    escalates = any(info & mask == value for mask, value in _ESCALATED)
+    return int(match["link"]), escalated if escalated and escalates else first
 
 
 def judge(number: int, events: list[KernelEvent]) -> RegisterVerdict | None:

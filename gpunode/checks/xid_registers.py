@@ -115,7 +115,7 @@ def judge(events: list[KernelEvent], *, alone: bool) -> RegisterVerdict | None:
     times = Counter((line.link, kind) for line in lines for kind in line.kinds)
     verdicts = list(_verdicts(lines, times, alone=alone))
     worst = next(
-        (status for status in (Status.FAIL, Status.WARN) if any(one is status for one, _, _ in verdicts)), None
+        (status for status in (Status.FAIL, Status.WARN) if any(grade is status for grade, _, _ in verdicts)), None
     )
     if worst is None:
         links = listed(sorted({str(line.link) for line in lines}))

@@ -59,18 +59,18 @@ def reach(node: NodeFacts) -> str:
     return "of this boot" if complete else "as far as it is stored"
 
 
-def nothing_found(node: NodeFacts, what: str) -> CheckResult:
+def nothing_found(node: NodeFacts, kind: str) -> CheckResult:
     """Return the result for a log without such events, as far back as it goes."""
     if is_container(node) and not (node.kernel_log and node.kernel_log.simulated):
-        return skipped(f"no {what}; in a container the kernel's log is the host's")
+        return skipped(f"no {kind}; in a container the kernel's log is the host's")
     if node.kernel_log is not None and not node.kernel_log.complete:
         return warned(
-            f"no {what}, but the kernel's log does not reach back to the boot",
+            f"no {kind}, but the kernel's log does not reach back to the boot",
             expected=0,
             measured=0,
             remedy="Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot.",
         )
-    return passed(f"no {what} in the kernel's log of this boot", expected=0, measured=0)
+    return passed(f"no {kind} in the kernel's log of this boot", expected=0, measured=0)
 
 
 @registry.check(
@@ -93,8 +93,8 @@ def xid(node: NodeFacts) -> Iterator[CheckResult]:
         yield nothing_found(node, "Xid")
         return
     lost = lost_gpus(node)
-    found = sorted((gpu_of(node, its[0]), its) for its in by_gpu(events).values())
-    for component, its in found:
+    groups = sorted((gpu_of(node, its[0]), its) for its in by_gpu(events).values())
+    for component, its in groups:
         for number, verdict in _of_gpu(component, its, model_at(node, its[-1])):
             explained = number in OF_A_LOST_GPU and its[-1].pci_bus_id in lost and verdict.status is not Status.PASS
             yield _left_to_answers(verdict) if explained else verdict
@@ -281,18 +281,18 @@ def model_at(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
 
 def gpu_of(node: NodeFacts, event: KernelEvent) -> str:
     """Return ``gpu3`` by nvidia-smi's order, the slot if that is unknown."""
-    found = next((gpu.index for gpu in node.smi_gpus if gpu.pci_bus_id == event.pci_bus_id), None)
-    if found is not None:
-        return f"gpu{found}"
+    index = next((gpu.index for gpu in node.smi_gpus if gpu.pci_bus_id == event.pci_bus_id), None)
+    if index is not None:
+        return f"gpu{index}"
     return f"gpu at {event.pci_bus_id}" if event.pci_bus_id else "node"
 
 
 def by_gpu(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]:
     """Return the events by the GPU's PCI address, in their order."""
-    found: dict[str | None, list[KernelEvent]] = defaultdict(list)
+    groups: dict[str | None, list[KernelEvent]] = defaultdict(list)
     for event in events:
-        found[event.pci_bus_id].append(event)
-    return dict(found)
+        groups[event.pci_bus_id].append(event)
+    return dict(groups)
 
 
 def incidents(events: list[KernelEvent]) -> list[Incident]:

@@ -66,13 +66,13 @@ def xid_earlier(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple[str, int], list[KernelEvent]]:
     """Return the Xids that fail on the GPU's model, by GPU and number; the recovery action is a state, not a fault."""
-    found: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
     for event in events:
         if event.kind == "xid" and event.xid not in {None, RECOVERY} and _is_recent(node, event):
-            found[gpu_of(node, event), event.xid or 0].append(event)
+            groups[gpu_of(node, event), event.xid or 0].append(event)
     return {
         (component, number): its
-        for (component, number), its in found.items()
+        for (component, number), its in groups.items()
         if xid_verdict(component, number, its, model_at(node, its[-1])).status is Status.FAIL
     }
 

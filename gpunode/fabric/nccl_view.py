@@ -282,7 +282,7 @@ def rate_finding(name: str, rates: CollectiveRates, shape: Shape, expect: Expect
     algorithm = "nvls" if "NVLS" in rates.kinds else None
     figure = Figure(metric, busbw, Where(ranks=rates.ranks, nodes=rates.nodes), size, algorithm)
     subject = f"{name} over {rates.ranks} ranks, {size / 2**20:.0f} MiB"
-    result = judged(figure, shape, expect, "node", what=subject)
+    result = judged(figure, shape, expect, "node", label=subject)
     return Finding(
         check="nodes.busbw",
         status=result.status,

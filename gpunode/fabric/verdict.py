@@ -233,7 +233,7 @@ def _exchange(links: FabricValues, rates: list[float], text: str, name: str, run
     facts = run.facts.get(name)
     shape = Shape(gpu=None, count=0) if facts is None else shape_of(facts)
     figure = Figure("fabric_exchange", median(rates), message_bytes=links.size_bytes)
-    result = judged(figure, shape, run.expect(name), "node", what="median rate of its exchanges")
+    result = judged(figure, shape, run.expect(name), "node", label="median rate of its exchanges")
     update = {"measured": result.measured, "unit": result.unit, "figure": result.figure}
     if result.status in (Status.WARN, Status.FAIL):
         update |= {"status": result.status, "message": result.message, "expected": result.expected}
