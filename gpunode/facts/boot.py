@@ -93,10 +93,10 @@ class _Entry:
         entries = self.entries or []
         number = whole(first)
         if number is not None:
-            found = entries[number] if 0 <= number < len(entries) else None
+            entry = entries[number] if 0 <= number < len(entries) else None
         else:
-            found = next((entry for entry in entries if first in entry.names), None)
-        return found.chosen(rest) if found is not None and deeper else found
+            entry = next((entry for entry in entries if first in entry.names), None)
+        return entry.chosen(rest) if entry is not None and deeper else entry
 
 
 def read_next_boot(bundle: BundleReader) -> NextBoot:
@@ -188,7 +188,7 @@ def _menu(bundle: BundleReader, text: str) -> tuple[_Entry, list[str]]:
 
 def _bls_entries(bundle: BundleReader, loader: str) -> list[_Entry]:
     """Return the entries of the boot loader specification, the newest version first."""
-    found: list[tuple[str, str, _Entry]] = []
+    rows: list[tuple[str, str, _Entry]] = []
     for name in bundle.folder(f"{loader}entries/") or ():
         if not name.endswith(".conf") or not bundle.asked(f"{loader}entries/{name}"):
             continue
@@ -196,10 +196,10 @@ def _bls_entries(bundle: BundleReader, loader: str) -> list[_Entry]:
         stem = _COUNTED.sub("", name.removesuffix(".conf"))
         release = _release(values.get("linux", "")) or values.get("version")
         entry = _Entry(names=(stem, name), release=release, arguments=values.get("options", ""))
-        found.append((values.get("sort-key", ""), release or "", entry))
+        rows.append((values.get("sort-key", ""), release or "", entry))
     # Rescue images have no release of digits at their start.
-    found.sort(key=lambda row: (row[1][:1].isdigit(), release_key(row[1]), row[2].names[0]), reverse=True)
-    return [entry for _, _, entry in sorted(found, key=lambda row: row[0])]
+    rows.sort(key=lambda row: (row[1][:1].isdigit(), release_key(row[1]), row[2].names[0]), reverse=True)
+    return [entry for _, _, entry in sorted(rows, key=lambda row: row[0])]
 
 
 def _values(text: str) -> dict[str, str]:
@@ -256,11 +256,11 @@ class _Images:
 def read_initramfs(bundle: BundleReader) -> tuple[Initramfs, ...]:
     """Return the initramfs images of kernels with a GPU module on disk."""
     bundle.require_finished("module_files")
-    found: dict[tuple[str, str], _Images] = {}
+    images: dict[tuple[str, str], _Images] = {}
     for kernel, path, written, state, size, rest in bundle.rows("initramfs", 6):
         if whole(written) is None or state not in ("newer", "without", "module", "unknown"):
             raise ParseError(f"expected a state and a time of {path[:200]}, found '{state[:40]}' and '{written[:40]}'")
-        image = found.setdefault((kernel, path), _Images(state))
+        image = images.setdefault((kernel, path), _Images(state))
         if state == "module":
             image.modules.append(ModuleImage(path="/" + rest.lstrip("/"), size=whole(size)))
         elif state == "unknown":
@@ -273,13 +273,13 @@ def read_initramfs(bundle: BundleReader) -> tuple[Initramfs, ...]:
             modules=None if image.state in ("newer", "unknown") else tuple(image.modules),
             reason=image.reason,
         )
-        for (kernel, path), image in found.items()
+        for (kernel, path), image in images.items()
     )
 
 
 def read_module_blocks(bundle: BundleReader) -> tuple[ModuleBlock, ...]:
     """Return every setting of modprobe.d that keeps the driver's modules from loading, with file and line."""
-    found: list[ModuleBlock] = []
+    blocks: list[ModuleBlock] = []
     known: set[str] = set()
     for folder in MODPROBE_FOLDERS:
         names = [name for name in bundle.folder(folder) or () if name not in known]
@@ -287,8 +287,8 @@ def read_module_blocks(bundle: BundleReader) -> tuple[ModuleBlock, ...]:
         known.update(names)
         for name in names:
             if bundle.asked(folder + name):
-                found += _blocks_in(folder + name, bundle.text(folder + name) or "")
-    return tuple(found)
+                blocks += _blocks_in(folder + name, bundle.text(folder + name) or "")
+    return tuple(blocks)
 
 
 def _blocks_in(path: str, text: str) -> Iterator[ModuleBlock]:
@@ -304,13 +304,13 @@ def _blocks_in(path: str, text: str) -> Iterator[ModuleBlock]:
 
 def blocked_by_arguments(arguments: str) -> Mapping[str, bool]:
     """Return the kernel's arguments that keep the driver's module off: True for those that refuse every load."""
-    found: dict[str, bool] = {}
+    blocks: dict[str, bool] = {}
     for text in arguments.split():
         name, _, value = text.partition("=")
         modules = value.split(",") if name in {"modprobe.blacklist", "module_blacklist"} else []
         if any(_DRIVER.fullmatch(module) for module in modules):
-            found[text] = name == "module_blacklist"
-    return found
+            blocks[text] = name == "module_blacklist"
+    return blocks
 
 
 class BootFacts(FactArea):

@@ -116,15 +116,15 @@ class BundleReader:
         rows = [line.split("\t") for line in self.look(key)]
         for row in rows:
             if len(row) != width:
-                what = f"the probe's reading of {key.replace('-', ' ')}"
-                raise ParseError(f"expected {width} fields in {what}, found {len(row)}: '{first_line(row[0])}'")
+                reading = f"the probe's reading of {key.replace('-', ' ')}"
+                raise ParseError(f"expected {width} fields in {reading}, found {len(row)}: '{first_line(row[0])}'")
         return rows
 
-    def once(self, what: str, parse: Callable[[], Any]) -> Any:
+    def once(self, key: str, parse: Callable[[], Any]) -> Any:
         """Return the result of ``parse``, computed once for all facts; an exception is raised each time."""
-        if what not in self._parsed:
-            self._parsed[what] = parse()
-        return self._parsed[what]
+        if key not in self._parsed:
+            self._parsed[key] = parse()
+        return self._parsed[key]
 
     def unanswered(self) -> tuple[str, ...]:
         """Return the commands that did not end in time; raise UnknownFactError if no command was run."""
@@ -206,11 +206,11 @@ def is_word(text: str) -> bool:
     return _WORD.fullmatch(text) is not None
 
 
-def word(text: str, what: str) -> str:
+def word(text: str, kind: str) -> str:
     """Return the text; raise ParseError for other characters than ``is_word`` allows: roles and locks use it as a
     name."""
     if not is_word(text):
-        raise ParseError(f"expected {what} of letters, digits and .+~:^_-, found '{first_line(text)}'")
+        raise ParseError(f"expected {kind} of letters, digits and .+~:^_-, found '{first_line(text)}'")
     return text
 
 

@@ -195,7 +195,7 @@ def _toolkit(bundle: BundleReader) -> dict[str, Any]:
 
 def read_cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
     """Return the CDI specifications from the probe's lines: ``file PATH SIZE``, then ``KEY VALUE`` for its content."""
-    found: list[CdiSpec] = []
+    specs: list[CdiSpec] = []
     values: dict[str, list[str]] = {}
     for line in reversed(bundle.look("cdi-specs")):
         key, _, rest = line.partition("\t")
@@ -205,7 +205,7 @@ def read_cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
         path, _, size = rest.partition("\t")
         if whole(size) is None:
             raise ParseError(f"expected a path and its size from the probe, found '{first_line(rest)}'")
-        found.append(
+        specs.append(
             CdiSpec(
                 path=path,
                 size_bytes=int(size),
@@ -218,7 +218,7 @@ def read_cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
             )
         )
         values = {}
-    return tuple(reversed(found))
+    return tuple(reversed(specs))
 
 
 def _cdi_node(text: str) -> CdiNode:
@@ -231,14 +231,16 @@ def _cdi_node(text: str) -> CdiNode:
 
 def read_container_devices(bundle: BundleReader) -> tuple[ContainerDevices, ...]:
     """Return the running containers with GPUs in scopes of systemd."""
-    found = []
+    containers = []
     for scope, allowed, started, reloaded in bundle.rows("container-devices", 4):
         if allowed not in {"yes", "no"}:
             raise ParseError(f"expected yes or no for {first_line(scope)}, found '{first_line(allowed)}'")
         # systemd reports 0 for what did not happen.
         times = [number or None for number in (whole(started), whole(reloaded))]
-        found.append(ContainerDevices(scope=scope, allowed=allowed == "yes", started_us=times[0], reloaded_us=times[1]))
-    return tuple(found)
+        containers.append(
+            ContainerDevices(scope=scope, allowed=allowed == "yes", started_us=times[0], reloaded_us=times[1])
+        )
+    return tuple(containers)
 
 
 class ContainersFacts(FactArea):

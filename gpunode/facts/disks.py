@@ -119,12 +119,12 @@ def read_disks(bundle: BundleReader) -> tuple[Disk, ...]:
     names = bundle.entries(_BLOCK)
     if names is None:
         raise UnknownFactError(f"{_BLOCK} is not there")
-    found = []
+    disks = []
     for name in names:
         sectors = bundle.number(f"{_BLOCK}{name}/size")
         if sectors is None:
             raise ParseError(f"expected the number of sectors in {_BLOCK}{first_line(name)}/size")
-        found.append(
+        disks.append(
             Disk(
                 name=name,
                 model=bundle.value(f"{_BLOCK}{name}/device/model"),
@@ -133,7 +133,7 @@ def read_disks(bundle: BundleReader) -> tuple[Disk, ...]:
                 read_only=_switch(bundle.value(f"{_BLOCK}{name}/ro")),
             )
         )
-    return tuple(found)
+    return tuple(disks)
 
 
 def _switch(text: str | None) -> bool | None:
@@ -146,17 +146,17 @@ def read_nvmes(bundle: BundleReader) -> tuple[Nvme, ...]:
 
 
 def _nvme(bundle: BundleReader, name: str) -> Nvme:
-    place = f"{_NVME}{name}/"
+    folder = f"{_NVME}{name}/"
     health = _health(bundle, f"nvme-{name}")
-    sensor = next((path for path in bundle.under(place) if path.endswith("/temp1_input")), None)
+    sensor = next((path for path in bundle.under(folder) if path.endswith("/temp1_input")), None)
     millidegrees = bundle.number(sensor) if sensor else None
-    node = bundle.number(place + "device/numa_node")
+    node = bundle.number(folder + "device/numa_node")
     return Nvme(
         name=name,
-        model=bundle.value(place + "model"),
-        firmware=bundle.value(place + "firmware_rev"),
-        state=bundle.value(place + "state"),
-        slot=slot_of(bundle, place + "device/uevent"),
+        model=bundle.value(folder + "model"),
+        firmware=bundle.value(folder + "firmware_rev"),
+        state=bundle.value(folder + "state"),
+        slot=slot_of(bundle, folder + "device/uevent"),
         numa_node=node if node is not None and node >= 0 else None,
         health=_health_state(bundle, f"nvme-{name}", health),
         critical_warning=_integer(health.get("critical_warning")),
@@ -207,13 +207,13 @@ def read_file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
     lines = bundle.output("df-local", good=(0, 1)).splitlines()
     if not lines or not lines[0].startswith("Type"):
         raise ParseError(f"expected df's heading, found '{first_line(result.stdout) or first_line(result.stderr)}'")
-    found = []
+    file_systems = []
     for line in lines[1:]:
         match = _DF_LINE.fullmatch(line) if len(line) < _LINE_LIMIT else None
         if not match:
             raise ParseError(f"expected a line of df, found '{first_line(line)}'")
         inodes, inodes_free = whole(match[4]), whole(match[5])
-        found.append(
+        file_systems.append(
             FileSystem(
                 mount=match[6],
                 type=match[1],
@@ -222,19 +222,19 @@ def read_file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
                 inodes_free_percent=100 * inodes_free // inodes if inodes and inodes_free is not None else None,
             )
         )
-    return tuple(found)
+    return tuple(file_systems)
 
 
 def read_local_mounts(bundle: BundleReader) -> tuple[LocalMount, ...]:
     """Return the root and the mounted file systems of fstab on block devices."""
-    found = []
+    mounts = []
     for path, source, kind, superblock, fstab in bundle.rows("local-mounts", 5):
         requested = _is_read_only(path, fstab) if fstab else None
         read_only = _is_read_only(path, superblock)
-        found.append(LocalMount(path=path, source=source, type=kind, read_only=read_only, fstab_read_only=requested))
-    if not any(one.path == "/" for one in found):
+        mounts.append(LocalMount(path=path, source=source, type=kind, read_only=read_only, fstab_read_only=requested))
+    if not any(mount.path == "/" for mount in mounts):
         raise ParseError("expected the root among the mounts, found it not")
-    return tuple(found)
+    return tuple(mounts)
 
 
 def _is_read_only(path: str, flag: str) -> bool:
@@ -264,18 +264,18 @@ def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
         if not bundle.looked_for_records():
             raise bundle.not_collected()
         return None
-    found = []
-    for path, source, kind, mark, options, there, its, same, size, free, problem in bundle.rows("storage", 11):
+    mounts = []
+    for path, source, kind, mark, options, mounted, its, same, size, free, problem in bundle.rows("storage", 11):
         if mark not in ("remote", "scratch"):
             raise ParseError(f"expected remote or scratch, found '{first_line(mark)}'")
-        found.append(
+        mounts.append(
             StoredMount(
                 path=path,
                 source=source,
                 type=kind,
                 remote=mark == "remote",
                 options=tuple(options.split(",")) if options else (),
-                mounted_type=there or None,
+                mounted_type=mounted or None,
                 mounted_options=tuple(its.split(",")) if its else (),
                 same_device={"yes": True, "no": False}.get(same),
                 size_mib=whole(size),
@@ -283,7 +283,7 @@ def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
                 problem=problem or None,
             )
         )
-    return tuple(found)
+    return tuple(mounts)
 
 
 class DisksFacts(FactArea):

@@ -115,13 +115,13 @@ def read_driver_parameters(bundle: BundleReader) -> dict[str, str]:
     text = bundle.text(_PARAMS)
     if text is None:
         raise UnknownFactError(f"{_PARAMS} is not there, though the module is loaded")
-    found = {}
+    parameters = {}
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         if not colon:
             raise ParseError(f"expected NAME: VALUE in {_PARAMS}, found '{first_line(line)}'")
-        found[name.strip()] = value.strip().strip('"')
-    return found
+        parameters[name.strip()] = value.strip().strip('"')
+    return parameters
 
 
 def read_module_parameters(bundle: BundleReader) -> dict[str, dict[str, str]]:
@@ -131,13 +131,13 @@ def read_module_parameters(bundle: BundleReader) -> dict[str, dict[str, str]]:
     bundle.require_finished(_MODULES)
     if names is None:
         raise UnknownFactError(f"{_MODULES} is not there")
-    found: dict[str, dict[str, str]] = {name: {} for name in names if name == "nvidia" or name.startswith("nvidia_")}
+    values: dict[str, dict[str, str]] = {name: {} for name in names if name == "nvidia" or name.startswith("nvidia_")}
     for path in bundle.under(_MODULES):
         name, _, rest = path[len(_MODULES) :].partition("/parameters/")
         value = bundle.value(path)
-        if name in found and rest and value is not None:
-            found[name][rest] = value
-    return found
+        if name in values and rest and value is not None:
+            values[name][rest] = value
+    return values
 
 
 def read_nvidia_tool_versions(bundle: BundleReader) -> dict[str, str] | None:
@@ -163,9 +163,9 @@ def read_dcgm_engine(bundle: BundleReader) -> str | None:
     result = bundle.raw(key)
     if result is not None and last_line(result.stderr).startswith(NOT_RUN):
         return None
-    _, found, engine = bundle.command(key).stdout.partition("Hostengine build info:")
-    match = _ENGINE.search(engine[:4000]) if found else None
-    if found and match is None:
+    _, heading, engine = bundle.command(key).stdout.partition("Hostengine build info:")
+    match = _ENGINE.search(engine[:4000]) if heading else None
+    if heading and match is None:
         raise ParseError(f"expected the version of DCGM's host engine, found '{first_line(engine)}'")
     return match[1] if match else None
 

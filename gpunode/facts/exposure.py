@@ -63,7 +63,7 @@ def read_packet_filter(bundle: BundleReader) -> PacketFilter | None:
     if listing.rc not in {0, 1}:
         raise UnknownFactError(f"nft list table failed: {first_line(listing.stderr)}")
     return PacketFilter(
-        tables=tuple(f"{one['family']} {one['name']}" for one in _of(objects, "table", "family", "name")),
+        tables=tuple(f"{table['family']} {table['name']}" for table in _of(objects, "table", "family", "name")),
         refusing=tuple(refusing),
         ipv4_refused=bool(families & {"inet", "ip"}),
         ipv6_refused=bool(families & {"inet", "ip6"}),
@@ -75,7 +75,7 @@ def parse_ruleset(text: str) -> list[dict[str, Any]]:
     """Return the objects of ``nft -j list ruleset``; raise ParseError for other text."""
     try:
         objects = json.loads(text)["nftables"]
-        whole = [one for one in objects if isinstance(one, dict)]
+        whole = [nft_object for nft_object in objects if isinstance(nft_object, dict)]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ParseError(f"expected a JSON rule set from nft, found '{first_line(text)}'") from None
     if not whole or "metainfo" not in whole[0]:
@@ -87,8 +87,8 @@ def parse_ruleset(text: str) -> list[dict[str, Any]]:
 
 def _of(objects: list[dict[str, Any]], kind: str, *names: str) -> list[dict[str, Any]]:
     """Return the objects of a kind that have these texts."""
-    found = [one[kind] for one in objects if isinstance(one.get(kind), dict)]
-    return [one for one in found if all(isinstance(one.get(name), str) and len(one[name]) < 256 for name in names)]
+    bodies = [nft_object[kind] for nft_object in objects if isinstance(nft_object.get(kind), dict)]
+    return [body for body in bodies if all(isinstance(body.get(name), str) and len(body[name]) < 256 for name in names)]
 
 
 def _refusing(objects: list[dict[str, Any]]) -> set[str]:
@@ -96,7 +96,7 @@ def _refusing(objects: list[dict[str, Any]]) -> set[str]:
     last: dict[tuple[str, str, str], Any] = {}
     for rule in _of(objects, "rule", "family", "table", "chain"):
         last[rule["family"], rule["table"], rule["chain"]] = rule.get("expr")
-    found = set()
+    tables = set()
     for chain in _of(objects, "chain", "family", "table", "name"):
         if chain.get("hook") != "input" or chain.get("type") != "filter":
             continue
@@ -104,38 +104,40 @@ def _refusing(objects: list[dict[str, Any]]) -> set[str]:
         parts = [part for part in end or () if isinstance(part, dict)]
         words = [word for part in parts for word in part if word not in {"counter", "log"}]
         if chain.get("policy") == "drop" or (len(words) == 1 and words[0] in _REFUSALS):
-            found.add(f"{chain['family']} {chain['table']}")
-    return found
+            tables.add(f"{chain['family']} {chain['table']}")
+    return tables
 
 
 def read_listeners(bundle: BundleReader) -> tuple[Listener, ...]:
     """Return the sockets that ``ss -Hlntup`` prints."""
-    found = {}
+    listeners = {}
     for line in bundle.output("sockets").splitlines()[:_MOST]:
         match = _SOCKET.fullmatch(line.strip())
         if match is None or int(match[3]) > 65535:
             raise ParseError(f"expected a line of ss -Hlntup, found '{first_line(line)}'")
         process = _PROCESS.search(match[4] or "")
         address = match[2].partition("%")[0].strip("[]")
-        one = Listener(protocol=match[1], address=address, port=int(match[3]), process=process[1] if process else None)
-        found[one.protocol, one.address, one.port] = one
-    return tuple(found[key] for key in sorted(found))
+        listener = Listener(
+            protocol=match[1], address=address, port=int(match[3]), process=process[1] if process else None
+        )
+        listeners[listener.protocol, listener.address, listener.port] = listener
+    return tuple(listeners[key] for key in sorted(listeners))
 
 
 def read_addresses(bundle: BundleReader) -> tuple[Address, ...]:
     """Return the addresses that ``ip -o address show`` prints."""
-    found = []
+    addresses = []
     for line in bundle.output("addresses").splitlines()[:_MOST]:
         match = _ADDRESS.match(line.strip())
         if match is None:
             raise ParseError(f"expected a line of ip -o address show, found '{first_line(line)}'")
         try:
-            found.append(Address(interface=match[1].partition("@")[0], address=str(ip_address(match[2]))))
+            addresses.append(Address(interface=match[1].partition("@")[0], address=str(ip_address(match[2]))))
         except ValueError:
             raise ParseError(f"expected an address of ip -o address show, found '{match[2]}'") from None
-    if not found:
+    if not addresses:
         raise ParseError("expected addresses from ip -o address show, found none")
-    return tuple(found)
+    return tuple(addresses)
 
 
 def read_root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
@@ -143,13 +145,13 @@ def read_root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
     text = bundle.text("/etc/group")
     if text is None:
         raise UnknownFactError("/etc/group does not exist")
-    found = {}
+    groups = {}
     for line in text.splitlines():
         fields = line.split(":")
         if len(fields) != 4:
             raise ParseError(f"expected four fields of /etc/group, found '{first_line(line)}'")
-        found[fields[0]] = tuple(name for name in fields[3].split(",") if name)
-    return found
+        groups[fields[0]] = tuple(name for name in fields[3].split(",") if name)
+    return groups
 
 
 class ExposureFacts(FactArea):

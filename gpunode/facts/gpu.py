@@ -80,8 +80,8 @@ def read_smi(bundle: BundleReader) -> Smi[SmiLog] | None:
     result = bundle.command("nvidia-smi-xml")
     if result.missing:
         return None
-    found: Smi[SmiLog] = bundle.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse, Smi[SmiLog]))
-    return found
+    smi: Smi[SmiLog] = bundle.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse, Smi[SmiLog]))
+    return smi
 
 
 def read_gpu_usage_again(bundle: BundleReader) -> tuple[GpuUsage, ...] | None:
@@ -90,10 +90,10 @@ def read_gpu_usage_again(bundle: BundleReader) -> tuple[GpuUsage, ...] | None:
         raise UnknownFactError("no command was run")
     if not bundle.ran("nvidia-smi-usage"):
         return None
-    found = smi_query.parse(bundle.output("nvidia-smi-usage"))
-    if isinstance(found, Failure):
-        raise ParseError(found.error.message)
-    return tuple(_usage(row) for row in found.rows)
+    table = smi_query.parse(bundle.output("nvidia-smi-usage"))
+    if isinstance(table, Failure):
+        raise ParseError(table.error.message)
+    return tuple(_usage(row) for row in table.rows)
 
 
 def _usage(row: Mapping[str, Any]) -> GpuUsage:

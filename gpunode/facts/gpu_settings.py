@@ -91,20 +91,20 @@ def read_gpu_settings(bundle: BundleReader) -> GpuSettings | None:
             }
         )
     except ValidationError as err:
-        place, why = invalid_field(err)
-        raise ParseError(f"the GPU settings are not as the role writes them: {place}: {why}") from None
+        field, why = invalid_field(err)
+        raise ParseError(f"the GPU settings are not as the role writes them: {field}: {why}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ParseError(f"expected the unit's report in {_REPORT}, found '{first_line(report_text or '')}'") from None
 
 
 def _document(text: str, path: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise ParseError(f"expected a JSON object in {path}, found '{first_line(text)}'")
-    return found
+    return document
 
 
 class GpuSettingsFacts(FactArea):

@@ -170,15 +170,15 @@ def _cpu_list(bundle: BundleReader, name: str) -> tuple[int, ...]:
 
 def cpu_numbers(text: str, path: str) -> tuple[int, ...]:
     """Return the numbers of the kernel's list ``0-3,8``; raise ParseError for anything else."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         # The kernel's lists ascend; so the numbers are at most as many as the processors, whatever a node sends.
-        if not (found[-1] if found else -1) < first <= last < _MOST_CPUS:
+        if not (numbers[-1] if numbers else -1) < first <= last < _MOST_CPUS:
             raise ParseError(f"expected a list of processors in {path}, found '{first_line(text)}'")
-        found += range(first, last + 1)
-    return tuple(found)
+        numbers += range(first, last + 1)
+    return tuple(numbers)
 
 
 def read_cpu_frequency(bundle: BundleReader) -> CpuFrequency:
@@ -186,8 +186,8 @@ def read_cpu_frequency(bundle: BundleReader) -> CpuFrequency:
     counts: dict[str, dict[str, int]] = {}
     for name, value, number in bundle.rows("cpu-clocks", 3):
         if whole(number) is None or (name == "idle_latency_us" and whole(value) is None):
-            found = first_line(f"{value} {number}")
-            raise ParseError(f"expected numbers of processors and microseconds, found '{found}'")
+            pair = first_line(f"{value} {number}")
+            raise ParseError(f"expected numbers of processors and microseconds, found '{pair}'")
         counts.setdefault(name, {})[value] = int(number)
     return CpuFrequency(
         driver=next(iter(counts.get("scaling_driver", ())), None),
@@ -208,14 +208,14 @@ def read_cpus_allowed(bundle: BundleReader) -> int:
 
 def read_numa(bundle: BundleReader) -> tuple[NumaNode, ...]:
     """Return the nodes in sysfs; empty for a kernel without NUMA, which has no such folder."""
-    found = []
+    nodes = []
     for name in bundle.entries(_NODES) or ():
         node = whole(name.removeprefix("node"))
         if node is None:
             continue
         memory = _meminfo(bundle.value(f"{_NODES}{name}/meminfo") or "")
         distances = [whole(word) for word in (bundle.value(f"{_NODES}{name}/distance") or "").split()]
-        found.append(
+        nodes.append(
             NumaNode(
                 node=node,
                 cpus=bundle.value(f"{_NODES}{name}/cpulist") or "",
@@ -224,7 +224,7 @@ def read_numa(bundle: BundleReader) -> tuple[NumaNode, ...]:
                 distances=tuple(number for number in distances if number is not None),
             )
         )
-    return tuple(sorted(found, key=lambda node: node.node))
+    return tuple(sorted(nodes, key=lambda node: node.node))
 
 
 def read_memory(bundle: BundleReader) -> Memory:

@@ -89,7 +89,7 @@ def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:
 def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
     """Return owners by name: ``kernel-core`` 5.14.0-427.el9 is ``5.14.0-427.el9.x86_64``, ``kernel-rt-core`` has
     ``+rt``."""
-    found: dict[str, tuple[int, str]] = {}
+    owners: dict[str, tuple[int, str]] = {}
     for line in lines:
         name, version, revision, arch = line.split("\t")[:4]
         match = _KERNEL_RPM.fullmatch(name)
@@ -99,8 +99,8 @@ def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
         release = plain if match["variant"] in {None, "uek"} else f"{plain}+{match['variant']}"
         if release in releases:
             candidate = (_PARTS.index(match["part"]), f"{name}-{plain}")
-            found[release] = max(found.get(release, candidate), candidate)
-    return {release: package for release, (_, package) in found.items()}
+            owners[release] = max(owners.get(release, candidate), candidate)
+    return {release: package for release, (_, package) in owners.items()}
 
 
 def release_key(release: str) -> tuple[tuple[int, int, str], ...]:

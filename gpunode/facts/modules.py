@@ -94,8 +94,8 @@ def read_module_files(bundle: BundleReader) -> tuple[ModuleFile, ...]:
     paths = bundle.output("find-modules").splitlines()
     if not any(GPU_MODULE.search(path) for path in paths):
         return ()
-    found = parse_modinfo(bundle.output("modinfo"))
-    missing = set(bundle.command("modinfo").argv[1:]) - {module.path for module in found}
+    modules = parse_modinfo(bundle.output("modinfo"))
+    missing = set(bundle.command("modinfo").argv[1:]) - {module.path for module in modules}
     if missing:
         raise ParseError(f"modinfo does not report {sorted(missing)[0]}")
     sizes, chosen = _sizes(bundle), _chosen(bundle)
@@ -108,7 +108,7 @@ def read_module_files(bundle: BundleReader) -> tuple[ModuleFile, ...]:
                 else None,
             }
         )
-        for module in found
+        for module in modules
     )
 
 
@@ -122,14 +122,14 @@ def _sizes(bundle: BundleReader) -> dict[str, int]:
 def _chosen(bundle: BundleReader) -> dict[str, set[str]]:
     """Return the files that modprobe loads, by kernel: modules.dep has one of several with the same name."""
     result = bundle.raw("modules-dep")
-    found: dict[str, set[str]] = {}
+    by_kernel: dict[str, set[str]] = {}
     for line in result.stdout.splitlines() if result is not None and result.rc in (0, 1) else ():
         match = _DEPENDS.fullmatch(line)
         if match:
             path = match["path"]
             absolute = path if path.startswith("/") else f"/lib/modules/{match['kernel']}/{path}"
-            found.setdefault(match["kernel"], set()).add(absolute.removeprefix("/usr"))
-    return found
+            by_kernel.setdefault(match["kernel"], set()).add(absolute.removeprefix("/usr"))
+    return by_kernel
 
 
 def parse_modinfo(text: str) -> tuple[ModuleFile, ...]:
@@ -227,12 +227,12 @@ def read_dkms(bundle: BundleReader) -> tuple[DkmsModule, ...]:
 
 def parse_dkms(text: str) -> tuple[DkmsModule, ...]:
     """Parse all lines; raise ParseError for one that is neither a module nor a message of dkms."""
-    found = []
+    modules = []
     for line in text.splitlines():
         match = _DKMS_LINE.fullmatch(line)
         if match:
             notes = (f"from {match['origin']}" if match["origin"] else "", (match["note"] or "").replace(") (", "; "))
-            found.append(
+            modules.append(
                 DkmsModule(
                     name=match["name"],
                     version=match["version"],
@@ -244,7 +244,7 @@ def parse_dkms(text: str) -> tuple[DkmsModule, ...]:
             )
         elif line.strip() and not _DKMS_REMARK.match(line):
             raise ParseError(f"expected a line of dkms status, found '{first_line(line)}'")
-    return tuple(found)
+    return tuple(modules)
 
 
 class ModulesFacts(FactArea):

@@ -150,37 +150,37 @@ def read_nics(bundle: BundleReader) -> tuple[Nic, ...]:
 
 
 def _nic(bundle: BundleReader, name: str) -> Nic:
-    place = f"{_NET}{name}/"
-    driver = _DRIVER.search(bundle.value(place + "device/uevent") or "")
-    speed = bundle.number(place + "speed")
+    folder = f"{_NET}{name}/"
+    driver = _DRIVER.search(bundle.value(folder + "device/uevent") or "")
+    speed = bundle.number(folder + "speed")
     return Nic(
         name=name,
-        slot=slot_of(bundle, place + "device/uevent"),
+        slot=slot_of(bundle, folder + "device/uevent"),
         driver=driver[1] if driver else None,
-        state=bundle.value(place + "operstate"),
+        state=bundle.value(folder + "operstate"),
         # -1, and the same number as unsigned: the driver does not know the speed.
         speed_mbit_per_s=speed if speed is not None and 0 < speed < 2**31 else None,
-        mtu=bundle.number(place + "mtu"),
-        numa_node=_node(bundle, place),
-        carrier_changes=bundle.number(place + "carrier_changes"),
-        counters=_counters(bundle, place + "statistics/"),
+        mtu=bundle.number(folder + "mtu"),
+        numa_node=_node(bundle, folder),
+        carrier_changes=bundle.number(folder + "carrier_changes"),
+        counters=_counters(bundle, folder + "statistics/"),
         pfc=_pfc(bundle, name),
         dscp=_dscp(bundle, name),
         dcbx=_dcbx(bundle, name),
         rp_filter=_rp_filter(bundle, name),
-        ecn=_ecn(bundle, place + "ecn/"),
+        ecn=_ecn(bundle, folder + "ecn/"),
     )
 
 
 def _pfc(bundle: BundleReader, name: str) -> tuple[int, ...] | None:
     """Parse ``dcb pfc show``: ``prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off``."""
     try:
-        found = _PFC.search(bundle.output(f"dcb-pfc-{name}"))
+        match = _PFC.search(bundle.output(f"dcb-pfc-{name}"))
     except UnknownFactError:
         return None
-    if found is None:
+    if match is None:
         return None
-    return tuple(int(word[0]) for word in found[1].split() if word.endswith(":on"))
+    return tuple(int(word[0]) for word in match[1].split() if word.endswith(":on"))
 
 
 def _dscp(bundle: BundleReader, name: str) -> tuple[str, ...] | None:
@@ -189,8 +189,8 @@ def _dscp(bundle: BundleReader, name: str) -> tuple[str, ...] | None:
         text = bundle.output(f"dcb-app-{name}")
     except UnknownFactError:
         return None
-    found = _DSCP.search(text)
-    return tuple(found[1].split()) if found is not None else ()
+    match = _DSCP.search(text)
+    return tuple(match[1].split()) if match is not None else ()
 
 
 def _dcbx(bundle: BundleReader, name: str) -> tuple[str, ...] | None:
@@ -208,14 +208,14 @@ def _rp_filter(bundle: BundleReader, name: str) -> int | None:
     return None if None in values else max(value for value in values if value is not None)
 
 
-def _ecn(bundle: BundleReader, place: str) -> tuple[int, ...] | None:
+def _ecn(bundle: BundleReader, folder: str) -> tuple[int, ...] | None:
     """Return the priorities that are on for the notification point (receiver) and the reaction point (sender); one file
     each."""
     on = {
-        side: {path[-1] for path in bundle.under(f"{place}{side}/enable/") if bundle.value(path) == "1"}
+        side: {path[-1] for path in bundle.under(f"{folder}{side}/enable/") if bundle.value(path) == "1"}
         for side in ("roce_np", "roce_rp")
     }
-    if not bundle.under(place):
+    if not bundle.under(folder):
         return None
     return tuple(sorted(map(int, on["roce_np"] & on["roce_rp"])))
 
@@ -283,49 +283,52 @@ def read_infiniband(bundle: BundleReader) -> tuple[IbDevice, ...]:
 
 
 def _device(bundle: BundleReader, name: str) -> IbDevice:
-    place = f"{_IB}{name}/"
-    numbers = {path[len(place + "ports/") :].partition("/")[0] for path in bundle.under(place + "ports/")}
+    folder = f"{_IB}{name}/"
+    numbers = {path[len(folder + "ports/") :].partition("/")[0] for path in bundle.under(folder + "ports/")}
     ports = sorted(number for text in numbers if (number := whole(text)) is not None)
     return IbDevice(
         name=name,
-        firmware=bundle.value(place + "fw_ver"),
-        board_id=bundle.value(place + "board_id"),
-        type=bundle.value(place + "hca_type"),
-        slot=slot_of(bundle, place + "device/uevent"),
-        numa_node=_node(bundle, place),
+        firmware=bundle.value(folder + "fw_ver"),
+        board_id=bundle.value(folder + "board_id"),
+        type=bundle.value(folder + "hca_type"),
+        slot=slot_of(bundle, folder + "device/uevent"),
+        numa_node=_node(bundle, folder),
         ports=tuple(
             _port(
-                bundle, f"{place}ports/{number}/", number, bundle.number(f"{_CM}{name}/ports/{number}/default_roce_tos")
+                bundle,
+                f"{folder}ports/{number}/",
+                number,
+                bundle.number(f"{_CM}{name}/ports/{number}/default_roce_tos"),
             )
             for number in ports
         ),
     )
 
 
-def _port(bundle: BundleReader, place: str, number: int, cm_tos: int | None) -> IbPort:
-    rate = bundle.value(place + "rate")
+def _port(bundle: BundleReader, folder: str, number: int, cm_tos: int | None) -> IbPort:
+    rate = bundle.value(folder + "rate")
     speed = _RATE.fullmatch(rate or "")
-    lid = bundle.value(place + "lid") or ""
-    interfaces = (bundle.value(path) for path in bundle.under(place + "gid_attrs/ndevs/"))
+    lid = bundle.value(folder + "lid") or ""
+    interfaces = (bundle.value(path) for path in bundle.under(folder + "gid_attrs/ndevs/"))
     return IbPort(
         port=number,
-        state=_word(bundle.value(place + "state")),
-        physical_state=_word(bundle.value(place + "phys_state")),
+        state=_word(bundle.value(folder + "state")),
+        physical_state=_word(bundle.value(folder + "phys_state")),
         rate_gbit_per_s=float(speed[1]) if speed else None,
         rate=rate,
-        link_layer=bundle.value(place + "link_layer"),
+        link_layer=bundle.value(folder + "link_layer"),
         lid=int(lid, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", lid) else None,
         interfaces=tuple(dict.fromkeys(name for name in interfaces if name)),
-        gids=tuple(_gids(bundle, place)),
+        gids=tuple(_gids(bundle, folder)),
         cm_tos=cm_tos,
-        counters={**_counters(bundle, place + "counters/"), **_counters(bundle, place + "hw_counters/")},
+        counters={**_counters(bundle, folder + "counters/"), **_counters(bundle, folder + "hw_counters/")},
     )
 
 
-def _gids(bundle: BundleReader, place: str) -> Iterator[Gid]:
+def _gids(bundle: BundleReader, folder: str) -> Iterator[Gid]:
     """Yield the entries that are in use: the kernel reports no type for an empty one."""
     for index in range(8):
-        kind, address = bundle.value(f"{place}gid_attrs/types/{index}"), bundle.value(f"{place}gids/{index}")
+        kind, address = bundle.value(f"{folder}gid_attrs/types/{index}"), bundle.value(f"{folder}gids/{index}")
         if kind and address:
             yield Gid(index=index, type=kind, ipv4=_MAPPED.match(address) is not None)
 
@@ -336,13 +339,13 @@ def _word(text: str | None) -> str | None:
     return match[1] if match else text
 
 
-def _node(bundle: BundleReader, place: str) -> int | None:
-    node = bundle.number(place + "device/numa_node")
+def _node(bundle: BundleReader, folder: str) -> int | None:
+    node = bundle.number(folder + "device/numa_node")
     return node if node is not None and node >= 0 else None
 
 
-def _counters(bundle: BundleReader, place: str) -> dict[str, int]:
-    counters = {path[len(place) :]: bundle.number(path) for path in bundle.under(place)}
+def _counters(bundle: BundleReader, folder: str) -> dict[str, int]:
+    counters = {path[len(folder) :]: bundle.number(path) for path in bundle.under(folder)}
     return {name: number for name, number in counters.items() if number is not None}
 
 

@@ -40,9 +40,9 @@ def read_packages(bundle: BundleReader) -> tuple[Package, ...]:
         return parse_dpkg(bundle.output("dpkg-packages"))
     if not bundle.ran("rpm-packages"):
         raise UnknownFactError("neither dpkg's nor RPM's database was read")
-    found = (line.split("\t") for line in rpm_lines(bundle))
+    rows = (line.split("\t") for line in rpm_lines(bundle))
     locks = _rpm_locks(bundle)
-    return tuple(_rpm_package(fields, locks) for fields in found if not _KERNEL.fullmatch(fields[0]))
+    return tuple(_rpm_package(fields, locks) for fields in rows if not _KERNEL.fullmatch(fields[0]))
 
 
 def parse_dpkg(text: str) -> tuple[Package, ...]:
@@ -50,13 +50,13 @@ def parse_dpkg(text: str) -> tuple[Package, ...]:
 
     A package is held if dpkg's selection is ``hold``, which ``apt-mark hold`` sets.
     """
-    found = []
+    packages = []
     for line in text.splitlines():
         fields = line.split("\t")
         words = fields[3].split() if len(fields) == 7 else []
         if len(words) != 3:
             raise ParseError(f"expected seven fields of dpkg-query, found '{first_line(line)}'")
-        found.append(
+        packages.append(
             Package(
                 name=word(fields[0], "a package name"),
                 version=fields[1] and word(fields[1], "a version"),
@@ -68,7 +68,7 @@ def parse_dpkg(text: str) -> tuple[Package, ...]:
                 held=words[0] == "hold",
             )
         )
-    return tuple(found)
+    return tuple(packages)
 
 
 def rpm_lines(bundle: BundleReader) -> list[str]:

@@ -16,16 +16,16 @@ def paths(kind: type[BaseModel] = NodeFacts, before: str = "") -> Iterator[tuple
     for name, field in kind.model_fields.items():
         if kind is NodeFacts and name not in FACTS:
             continue
-        path, found = f"{before}{name}", plain_type(field.annotation)
-        if get_origin(found) in (tuple, list):
-            path, found = f"{path}[]", plain_type(get_args(found)[0])
-        found = get_args(found)[0] if get_origin(found) is Annotated else found
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            yield from paths(found, f"{path}.")
-        elif get_origin(found) is Literal:
-            yield path, " or ".join(map(str, get_args(found)))
+        path, field_type = f"{before}{name}", plain_type(field.annotation)
+        if get_origin(field_type) in (tuple, list):
+            path, field_type = f"{path}[]", plain_type(get_args(field_type)[0])
+        field_type = get_args(field_type)[0] if get_origin(field_type) is Annotated else field_type
+        if isinstance(field_type, type) and issubclass(field_type, BaseModel):
+            yield from paths(field_type, f"{path}.")
+        elif get_origin(field_type) is Literal:
+            yield path, " or ".join(map(str, get_args(field_type)))
         else:
-            yield path, IN_WORDS.get(found, getattr(found, "__name__", "any"))
+            yield path, IN_WORDS.get(field_type, getattr(field_type, "__name__", "any"))
 
 
 def plain_type(annotation: Any) -> Any:

@@ -101,10 +101,10 @@ class Iommu(Fact):
 def read_pci(bundle: BundleReader) -> tuple[PciDevice, ...]:
     """Return all functions of vendor 10de. The probe lists every function and keeps the files of the relevant ones
     only."""
-    found = tuple(device for device in _functions(bundle) if device.vendor_id == "10de")
-    if len(found) > _MOST:
-        raise ParseError(f"expected at most {_MOST} functions of NVIDIA on the PCI bus, found {len(found)}")
-    return found
+    devices = tuple(device for device in _functions(bundle) if device.vendor_id == "10de")
+    if len(devices) > _MOST:
+        raise ParseError(f"expected at most {_MOST} functions of NVIDIA on the PCI bus, found {len(devices)}")
+    return devices
 
 
 def read_pci_io(bundle: BundleReader) -> tuple[PciDevice, ...]:
@@ -121,8 +121,8 @@ def _require_places(bundle: BundleReader) -> None:
 
 
 def _functions(bundle: BundleReader) -> list[PciDevice]:
-    found: list[PciDevice] = bundle.once("pci", lambda: _read_functions(bundle))
-    return found
+    devices: list[PciDevice] = bundle.once("pci", lambda: _read_functions(bundle))
+    return devices
 
 
 def _read_functions(bundle: BundleReader) -> list[PciDevice]:
@@ -131,28 +131,28 @@ def _read_functions(bundle: BundleReader) -> list[PciDevice]:
         raise UnknownFactError(f"{_FOLDER} does not exist: the PCI bus cannot be read")
     bundle.require_finished(_SOURCE)
     places = _places(bundle)
-    found = []
+    devices = []
     for slot in slots:
         path = f"{_FOLDER}{slot}/uevent"
         text = bundle.text(path) if bundle.asked(path) else None
         if text is not None:
             above, group = places.get(slot, ((), None))
-            found.append(_with_details(bundle, parse_uevent(text, slot), slot, above, group))
-    return found
+            devices.append(_with_details(bundle, parse_uevent(text, slot), slot, above, group))
+    return devices
 
 
 def _with_details(
     bundle: BundleReader, device: PciDevice, slot: str, above: tuple[str, ...], group: int | None
 ) -> PciDevice:
-    place = f"{_FOLDER}{slot}/"
+    folder = f"{_FOLDER}{slot}/"
     return device.model_copy(
         update={
-            "link": _link(bundle, place),
-            "numa_node": _numa_node(bundle, place),
-            "local_cpus": bundle.value(place + "local_cpulist"),
+            "link": _link(bundle, folder),
+            "numa_node": _numa_node(bundle, folder),
+            "local_cpus": bundle.value(folder + "local_cpulist"),
             "iommu_group": group,
             "ports": above,
-            "power_state": bundle.value(place + "power_state"),
+            "power_state": bundle.value(folder + "power_state"),
         }
     )
 
@@ -167,13 +167,13 @@ def _places(bundle: BundleReader) -> dict[str, tuple[tuple[str, ...], int | None
     }
 
 
-def _link(bundle: BundleReader, place: str) -> PciLink | None:
+def _link(bundle: BundleReader, folder: str) -> PciLink | None:
     """Return a function's link; None if it has none of its own: sysfs then has no such files, or zeros in them."""
     link = PciLink(
-        speed_gt_per_s=_speed(bundle.value(place + "current_link_speed")),
-        speed_max_gt_per_s=_speed(bundle.value(place + "max_link_speed")),
-        width=_width(bundle.number(place + "current_link_width")),
-        width_max=_width(bundle.number(place + "max_link_width")),
+        speed_gt_per_s=_speed(bundle.value(folder + "current_link_speed")),
+        speed_max_gt_per_s=_speed(bundle.value(folder + "max_link_speed")),
+        width=_width(bundle.number(folder + "current_link_width")),
+        width_max=_width(bundle.number(folder + "max_link_width")),
     )
     return None if link == _NO_LINK else link
 
@@ -191,8 +191,8 @@ def _width(number: int | None) -> int | None:
     return number if number in _WIDTHS else None
 
 
-def _numa_node(bundle: BundleReader, place: str) -> int | None:
-    node = bundle.number(place + "numa_node")
+def _numa_node(bundle: BundleReader, folder: str) -> int | None:
+    node = bundle.number(folder + "numa_node")
     return node if node is not None and node >= 0 else None
 
 
@@ -207,20 +207,20 @@ def read_pci_ports(bundle: BundleReader) -> tuple[PciPort, ...]:
     bridges."""
     _require_places(bundle)
     bridges = {slot for device in _functions(bundle) for slot in device.ports}
-    found = []
+    ports = []
     for slot in sorted(bridges):
-        place = f"{_FOLDER}{slot}/"
-        device = parse_uevent(bundle.text(place + "uevent") or "", slot)
-        found.append(
+        folder = f"{_FOLDER}{slot}/"
+        device = parse_uevent(bundle.text(folder + "uevent") or "", slot)
+        ports.append(
             PciPort(
                 slot=slot,
                 vendor_id=device.vendor_id,
                 device_id=device.device_id,
-                link=_link(bundle, place),
-                numa_node=_numa_node(bundle, place),
+                link=_link(bundle, folder),
+                numa_node=_numa_node(bundle, folder),
             )
         )
-    return tuple(found)
+    return tuple(ports)
 
 
 def read_pci_acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
@@ -237,14 +237,14 @@ def read_pci_acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
         rows = bundle.rows("pci-acs", 3)
     except UnknownFactError as err:
         raise UnknownFactError(f"{err}; run the probe as root") from None
-    found = []
+    acs = []
     for slot, _, control in rows:
         if not _SLOT.fullmatch(slot) or not _HEX.fullmatch(control):
             raise ParseError(f"expected a slot and a register in hexadecimal, found '{first_line(control)}'")
         bits = int(control, 16)
         enabled = tuple(name for bit, name in enumerate(_ACS_BITS) if bits & 1 << bit)
-        found.append(PciAcs(slot=slot.lower(), enabled=enabled))
-    return tuple(found)
+        acs.append(PciAcs(slot=slot.lower(), enabled=enabled))
+    return tuple(acs)
 
 
 def read_iommu(bundle: BundleReader) -> Iommu:

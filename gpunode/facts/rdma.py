@@ -55,7 +55,7 @@ class RdmaNode(Fact):
 
 def read_rdma_nodes(bundle: BundleReader) -> tuple[RdmaNode, ...]:
     """Return the devices of ib_uverbs and ib_umad in sysfs, and whether each has its file in ``/dev/infiniband``."""
-    found = {row[0]: row[1] for row in bundle.rows("rdma-nodes", 2)}
+    kinds = {row[0]: row[1] for row in bundle.rows("rdma-nodes", 2)}
     nodes = []
     for folder in (_VERBS, _MAD):
         for name in bundle.entries(folder) or ():
@@ -68,7 +68,7 @@ def read_rdma_nodes(bundle: BundleReader) -> tuple[RdmaNode, ...]:
                     kind=match[1],
                     device=bundle.value(f"{folder}{name}/ibdev"),
                     port=whole(bundle.value(f"{folder}{name}/port")),
-                    file=found.get(_DEV + name) == "character",
+                    file=kinds.get(_DEV + name) == "character",
                 )
             )
     return tuple(nodes)
@@ -81,10 +81,10 @@ def read_peer_memory(bundle: BundleReader) -> bool | None:
         if not bundle.ran("rdma-nodes"):
             raise UnknownFactError("the peer memory interface was not queried")
         return None
-    found = bundle.look("peer-memory")
-    if found not in (("yes",), ("no",)):
-        raise ParseError(f"expected yes or no of the peer memory interface, found '{' '.join(found)[:40]}'")
-    return found == ("yes",)
+    lines = bundle.look("peer-memory")
+    if lines not in (("yes",), ("no",)):
+        raise ParseError(f"expected yes or no of the peer memory interface, found '{' '.join(lines)[:40]}'")
+    return lines == ("yes",)
 
 
 def read_peer_memory_clients(bundle: BundleReader) -> tuple[str, ...]:

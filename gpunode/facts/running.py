@@ -90,18 +90,18 @@ def _first_number(bundle: BundleReader, path: str) -> float:
 
 def read_stuck_processes(bundle: BundleReader) -> tuple[Process, ...]:
     """Return the processes that the probe found in state D twice."""
-    found = []
+    processes = []
     for pid, name, function in bundle.rows("stuck-processes", 3):
         if whole(pid) is None:
             raise ParseError(f"expected a process number, found '{first_line(pid)}'")
-        found.append(Process(pid=int(pid), name=name, waits_in=function or None))
-    return tuple(found)
+        processes.append(Process(pid=int(pid), name=name, waits_in=function or None))
+    return tuple(processes)
 
 
 def read_cloud_init_running(bundle: BundleReader) -> bool:
     """Return True between cloud-init's first record of its state and that of its result (``/run/cloud-init``)."""
-    found = bundle.look("signs")
-    return "/run/cloud-init/status.json" in found and "/run/cloud-init/result.json" not in found
+    signs = bundle.look("signs")
+    return "/run/cloud-init/status.json" in signs and "/run/cloud-init/result.json" not in signs
 
 
 def read_unanswered(bundle: BundleReader) -> tuple[str, ...]:

@@ -70,8 +70,8 @@ def read_lockdown(bundle: BundleReader) -> str:
 
 def read_sysctl(bundle: BundleReader) -> dict[str, str]:
     """Return the settings of the probe's list that the kernel has; several numbers are separated by one blank."""
-    found = {name: bundle.value("/proc/sys/" + name.replace(".", "/")) for name in SYSCTLS}
-    known = {name: " ".join(value.split()) for name, value in found.items() if value is not None}
+    values = {name: bundle.value("/proc/sys/" + name.replace(".", "/")) for name in SYSCTLS}
+    known = {name: " ".join(value.split()) for name, value in values.items() if value is not None}
     if not known:
         raise bundle.not_collected()
     return known
@@ -90,22 +90,22 @@ def read_limits(bundle: BundleReader) -> Limits:
 
 def parse_limits(text: str, path: str) -> tuple[Limit, ...]:
     """Parse limits.conf(5); lines that PAM cannot parse are left out, as in PAM."""
-    found = []
+    limits = []
     for line in text.splitlines():
         words = line[:_LINE_LIMIT].partition("#")[0].split()
         if len(words) == 4 and words[1] in {"soft", "hard", "-"}:
-            found.append(Limit(path=path, domain=words[0], type=words[1], item=words[2], value=words[3]))
-    return tuple(found)
+            limits.append(Limit(path=path, domain=words[0], type=words[1], item=words[2], value=words[3]))
+    return tuple(limits)
 
 
 def _defaults(bundle: BundleReader) -> dict[str, str]:
-    found = {}
+    defaults = {}
     for line in bundle.output("systemctl-defaults").splitlines():
         name, equals, value = line.partition("=")
         if not equals or not name.startswith("DefaultLimit"):
             raise ParseError(f"expected DefaultLimit... from systemctl show, found '{first_line(line)}'")
-        found[name.removeprefix("DefaultLimit").lower()] = value
-    return found
+        defaults[name.removeprefix("DefaultLimit").lower()] = value
+    return defaults
 
 
 def read_environment(bundle: BundleReader) -> tuple[EnvironmentSetting, ...]:

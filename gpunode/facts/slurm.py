@@ -112,10 +112,10 @@ def covers(expression: str, name: str) -> bool:
 
 
 def _within(number: str, ranges: str) -> bool:
-    for one in ranges.split(","):
-        first, dash, last = one.partition("-")
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ParseError(f"expected ranges of numbers in a list of hosts, found '{first_line(one)}'")
+            raise ParseError(f"expected ranges of numbers in a list of hosts, found '{first_line(part)}'")
         # 001-120: the numbers have the width of the first.
         wide = len(number) == len(first) or (len(number) > len(first) and not number.startswith("0"))
         if wide and int(first) <= int(number) <= int(last or first):
@@ -143,14 +143,14 @@ def _gpu_parts(text: str) -> Iterator[re.Match[str]]:
 
 def devices_of(text: str) -> set[int]:
     """Return the numbers of ``File=/dev/nvidia[0-3],/dev/nvidia6``; raise ParseError for more than a node can have."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for single, ranges in _DEVICE.findall(text):
-        for one in (single or ranges).split(","):
-            first, _, last = one.partition("-")
+        for part in (single or ranges).split(","):
+            first, _, last = part.partition("-")
             if not first.isdigit() or not (last or first).isdigit() or int(last or first) - int(first) > _DEVICES_MOST:
                 raise ParseError(f"expected GPU device files in gres.conf, found '{first_line(text)}'")
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+            numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 class SlurmFacts(FactArea):

@@ -37,35 +37,35 @@ class ForeignInstall(Fact):
 
 def read_repositories(bundle: BundleReader) -> tuple[Repository, ...]:
     """Return the sources in files that name the GPU stack or containers; apt's two formats, and DNF's."""
-    found: list[Repository] = []
+    repositories: list[Repository] = []
     for path in bundle.look("repository-files"):
         text = bundle.text(path) if bundle.asked(path) else None
         if text is None:
             continue
         lines = [line[:_LINE_LIMIT] for line in text.splitlines()]
         if path.endswith(".repo"):
-            found += _ini(path, lines)
+            repositories += _ini(path, lines)
         elif path.endswith(".sources"):
-            found += _deb822(path, lines)
+            repositories += _deb822(path, lines)
         else:
-            found += [
+            repositories += [
                 Repository(path=path, uri=match[2], suite=match[3], enabled=not match[1])
                 for line in lines
                 if (match := _ONE_LINE.fullmatch(line.strip()))
             ]
-    return tuple(found)
+    return tuple(repositories)
 
 
 def _deb822(path: str, lines: list[str]) -> list[Repository]:
     """Parse stanzas of ``Key: value``; a value may continue in indented lines."""
-    found: list[Repository] = []
+    repositories: list[Repository] = []
     stanza: dict[str, str] = {}
     key = ""
     for line in [*lines, ""]:
         if not line.strip():
             enabled = stanza.get("enabled", "yes").lower() not in _OFF
             suite = " ".join(stanza.get("suites", "").split()) or None
-            found += [
+            repositories += [
                 Repository(path=path, uri=uri, suite=suite, enabled=enabled) for uri in stanza.get("uris", "").split()
             ]
             stanza, key = {}, ""
@@ -74,41 +74,41 @@ def _deb822(path: str, lines: list[str]) -> list[Repository]:
         elif not line.startswith("#") and (match := _DEB822_KEY.fullmatch(line)):
             key = match[1].lower()
             stanza[key] = match[2]
-    return found
+    return repositories
 
 
 def _ini(path: str, lines: list[str]) -> list[Repository]:
-    found: list[Repository] = []
+    repositories: list[Repository] = []
     section: dict[str, str] = {}
     for line in [*lines, "["]:
         if line.startswith("["):
             enabled = section.get("enabled", "1").strip().lower() not in _OFF
             uri = section.get("baseurl") or section.get("mirrorlist") or section.get("metalink")
             if uri:
-                found.append(Repository(path=path, uri=uri.strip(), suite=section.get("name"), enabled=enabled))
+                repositories.append(Repository(path=path, uri=uri.strip(), suite=section.get("name"), enabled=enabled))
             section = {}
         elif match := _INI_KEY.fullmatch(line.strip()):
             section[match[1].lower()] = match[2]
-    return found
+    return repositories
 
 
 def read_foreign_installs(bundle: BundleReader) -> tuple[ForeignInstall, ...]:
     """Return programs that only NVIDIA's ``.run`` files or nvidia-docker install, and the driver installer's log."""
-    found = []
+    installs = []
     for path in bundle.look("signs"):
         name = path.rpartition("/")[2]
         cuda = _CUDA_FOLDER.fullmatch(path)
         if name in {"nvidia-uninstall", "nvidia-installer"}:
-            found.append(ForeignInstall(kind="driver-runfile", path=path))
+            installs.append(ForeignInstall(kind="driver-runfile", path=path))
         elif name.startswith("nvidia-docker"):
-            found.append(ForeignInstall(kind="nvidia-docker", path=path))
+            installs.append(ForeignInstall(kind="nvidia-docker", path=path))
         elif cuda and "uninstall" in name:
-            found.append(ForeignInstall(kind="cuda-runfile", path=path, note=cuda[1]))
+            installs.append(ForeignInstall(kind="cuda-runfile", path=path, note=cuda[1]))
     log = bundle.text(_LOG)
     if log is not None:
         version = _LOG_VERSION.search(log)
-        found.append(ForeignInstall(kind="driver-runfile-log", path=_LOG, note=version[1] if version else None))
-    return tuple(found)
+        installs.append(ForeignInstall(kind="driver-runfile-log", path=_LOG, note=version[1] if version else None))
+    return tuple(installs)
 
 
 class SourcesFacts(FactArea):

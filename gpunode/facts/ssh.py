@@ -37,26 +37,26 @@ def read_ssh_daemon(bundle: BundleReader) -> SshDaemon | None:
     """Return the settings that ``sshd -T`` prints; None if the node has no OpenSSH server."""
     if bundle.command("sshd-settings").missing:
         return None
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for line in bundle.output("sshd-settings").splitlines()[:_MOST]:
         match = _SETTING.fullmatch(line)
         if match is None:
             raise ParseError(f"expected a setting from sshd -T, found '{first_line(line)}'")
-        found.setdefault(match[1], match[2].strip())
-    if _NAMED not in found:
+        settings.setdefault(match[1], match[2].strip())
+    if _NAMED not in settings:
         raise ParseError(f"expected {_NAMED} from sshd -T, found nothing of it")
-    return SshDaemon(settings=found)
+    return SshDaemon(settings=settings)
 
 
 def read_private_keys(bundle: BundleReader) -> tuple[KeyFile, ...]:
     """Return the private keys that the probe found."""
-    found = []
+    keys = []
     for path, mode, owner, kind, bits, modified in bundle.rows("private-keys", 6)[:_MOST]:
         size, time = whole(bits), whole(modified)
         if not re.fullmatch(r"[0-7]{4}", mode) or size is None or time is None:
             raise ParseError(f"expected mode, bits and time of {first_line(path)}, found {first_line(mode)}")
-        found.append(KeyFile(path=path, mode=mode, owner=owner, type=kind, bits=size, modified_s=time))
-    return tuple(found)
+        keys.append(KeyFile(path=path, mode=mode, owner=owner, type=kind, bits=size, modified_s=time))
+    return tuple(keys)
 
 
 def read_empty_passwords(bundle: BundleReader) -> tuple[str, ...]:

@@ -130,17 +130,17 @@ def answer(
     """
     on_stdout = bool(result.stdout.strip())
     try:
-        found = parse(result.stdout if on_stdout else result.stderr)
+        outcome = parse(result.stdout if on_stdout else result.stderr)
     except ParseError as err:
-        found = _failure(result, err)
-    beside = [*getattr(found, "messages", ()), *smi_error.remarks(result.stderr if on_stdout else "")]
+        outcome = _failure(result, err)
+    beside = [*getattr(outcome, "messages", ()), *smi_error.remarks(result.stderr if on_stdout else "")]
     messages = tuple(dict.fromkeys(line[:200] for line in beside))[:_MESSAGES_MOST]
-    if not isinstance(found, Failure):
-        return of(document=found, exit_status=result.rc, messages=messages)
+    if not isinstance(outcome, Failure):
+        return of(document=outcome, exit_status=result.rc, messages=messages)
     return of(
-        error_kind=found.error.kind,
-        error_message=found.error.message,
-        error_nvml_version=found.error.nvml_version,
+        error_kind=outcome.error.kind,
+        error_message=outcome.error.message,
+        error_nvml_version=outcome.error.nvml_version,
         exit_status=result.rc,
         messages=messages,
     )

@@ -60,27 +60,27 @@ def _seconds(text: str | None) -> float | None:
 
 def parse_list(text: str) -> tuple[Unit, ...]:
     """Parse ``systemctl list-units --plain --no-legend``."""
-    found = []
+    units = []
     for line in text.splitlines():
         if not line.strip():
             continue
         words = _MARK.sub("", line, count=1).split(None, 4)
         if len(words) < 4:
             raise ParseError(f"expected a line of systemctl list-units, found '{first_line(line)}'")
-        found.append(Unit(name=words[0], load=words[1], active=words[2], sub=words[3]))
-    return tuple(found)
+        units.append(Unit(name=words[0], load=words[1], active=words[2], sub=words[3]))
+    return tuple(units)
 
 
 def parse_show(text: str) -> tuple[Unit, ...]:
     """Parse ``systemctl show -p PROPERTIES UNIT...`` with the probe's properties, one block per unit."""
-    found = []
+    units = []
     for block in text.split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines() if line)
         if not values:
             continue
         if not all(values.get(name) for name in ("Id", "LoadState", "ActiveState", "SubState")):
             raise ParseError(f"expected Id and states from systemctl show, found '{first_line(block)}'")
-        found.append(
+        units.append(
             Unit(
                 name=values["Id"],
                 load=values["LoadState"],
@@ -95,9 +95,9 @@ def parse_show(text: str) -> tuple[Unit, ...]:
                 },
             )
         )
-    if not found:
+    if not units:
         raise ParseError("expected states from systemctl show, found nothing")
-    return tuple(found)
+    return tuple(units)
 
 
 class UnitsFacts(FactArea):

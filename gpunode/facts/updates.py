@@ -149,7 +149,7 @@ def read_needrestart(bundle: BundleReader) -> Needrestart | None:
 
 def read_failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:
     """Return the changes of roles that the node could not revert yet, as ``guarded_change`` reports them."""
-    found = []
+    reverts = []
     for path in _REVERTS:
         text = bundle.text(path)
         if text is None:
@@ -157,10 +157,10 @@ def read_failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:
         try:
             report = json.loads(text)
             reasons = tuple(str(reason)[:_LINE_LIMIT] for reason in report["failed"][:100])
-            found.append(FailedRevert(change=report["change"], reasons=reasons))
+            reverts.append(FailedRevert(change=report["change"], reasons=reasons))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ParseError(f"expected a report of a failed revert in {path}, found '{first_line(text)}'") from None
-    return tuple(found)
+    return tuple(reverts)
 
 
 def read_reboot_required(bundle: BundleReader) -> tuple[str, ...]:

@@ -33,23 +33,23 @@ def read_records(bundle: BundleReader) -> tuple[MalformedRecord | Record, ...]:
     """Return every result of the bundle, malformed ones first; raise UnknownFactError if no workload was run."""
     if not bundle.results:
         raise UnknownFactError("no workload was run on this node (validate --level standard runs one)")
-    found: list[Record] = []
+    records: list[Record] = []
     malformed: list[MalformedRecord] = []
     for number, result in enumerate(bundle.results):
         try:
-            found.append(Record.model_validate(result))
+            records.append(Record.model_validate(result))
         except ValidationError as err:
             malformed += _malformed(number, result, err)
     # If two records have one name, a check uses the first: a malformed one must not be hidden by a good one.
-    return (*malformed, *found)
+    return (*malformed, *records)
 
 
 def _malformed(number: int, result: dict[str, Any], err: ValidationError) -> Iterator[MalformedRecord]:
     """Yield the result under its name, and also under the run's name if no check requires a record of its own name."""
     name, component = result.get("record"), result.get("component")
     named = isinstance(name, str) and re.fullmatch(NAME, name) is not None
-    place, why = invalid_field(err, "the whole of it")
-    wrong = f"result {number} is not a record of a workload{f' {name}' if named else ''}: {place}: {why}"
+    field, why = invalid_field(err, "the whole of it")
+    wrong = f"result {number} is not a record of a workload{f' {name}' if named else ''}: {field}: {why}"
     for each in ((str(name),) if named else ()) + (() if named and name in JUDGED else (RUN,)):
         yield MalformedRecord(
             record=each,

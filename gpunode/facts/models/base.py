@@ -71,5 +71,5 @@ def checked(model: type[FactT], values: object, output: str) -> FactT:
     try:
         return model.model_validate(values)
     except ValidationError as err:
-        place, why = invalid_field(err)
-        raise ParseError(f"expected {output}, found a value of another type in {place}: {why}") from None
+        field, why = invalid_field(err)
+        raise ParseError(f"expected {output}, found a value of another type in {field}: {why}") from None

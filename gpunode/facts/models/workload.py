@@ -100,8 +100,8 @@ def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
     try:
         return kind.model_validate(record.values)
     except ValidationError as err:
-        place, why = invalid_field(err, "values")
-        return f"record {record.record}: {place}: {why}"
+        field, why = invalid_field(err, "values")
+        return f"record {record.record}: {field}: {why}"
 
 
 class ImageLibrary(Values):

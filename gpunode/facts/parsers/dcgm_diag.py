@@ -59,11 +59,13 @@ def _from_json(text: str, root: re.Match[str]) -> DcgmDiag | Failure:
     ]
     if not tests:
         raise ParseError("expected tests in the JSON of dcgmi diag, found none")
-    places = [
-        place for place in (document.get("metadata"), body.get("metadata"), document, body) if isinstance(place, dict)
+    sections = [
+        section
+        for section in (document.get("metadata"), body.get("metadata"), document, body)
+        if isinstance(section, dict)
     ]
-    versions = (version(_string(place.get(key))) for place in places for key in ("version", "DCGM Version"))
-    drivers = (version(_string(place.get(key))) for place in places for key in _DRIVER_KEYS)
+    versions = (version(_string(section.get(key))) for section in sections for key in ("version", "DCGM Version"))
+    drivers = (version(_string(section.get(key))) for section in sections for key in _DRIVER_KEYS)
     statuses = [test["status"] for test in tests]
     diagnosis = {
         "dcgm_version": next((value for value in versions if value), None),

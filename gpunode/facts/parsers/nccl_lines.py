@@ -153,11 +153,11 @@ class RowReader:
     """Reader of the rows below one header; keeps the first half of a row until its second half comes."""
 
     def __init__(self, columns: list[str]) -> None:
-        first = next((place for place, name in enumerate(columns) if name in _TIMES), len(columns))
+        first = next((position for position, name in enumerate(columns) if name in _TIMES), len(columns))
         self._optional = columns[3:first]
         """``redop`` and ``root``: blank for some collectives, and not part of the result."""
         self._right = columns[first:]
-        self._joints = {place for place, name in enumerate(self._right) if name in _TIMES} | {len(self._right)}
+        self._joints = {position for position, name in enumerate(self._right) if name in _TIMES} | {len(self._right)}
         """Numbers of values before the positions at which nccl-tests pauses its output to measure."""
         self._pending: tuple[re.Match[str], list[str]] | None = None
         self.rows: list[NcclRow] = []
@@ -172,13 +172,13 @@ class RowReader:
 
     def take(self, text: str) -> bool:
         """Read a line that may be a row or a part of one; return False if it is neither."""
-        own, log = split_at_nccl_log(text)
-        match = _LEFT.match(own)
+        line, log = split_at_nccl_log(text)
+        match = _LEFT.match(line)
         if match:
             self.close()
-            self._finish_or_keep(match, self._with_glued(self._values(own[match.end() :].split()), log))
+            self._finish_or_keep(match, self._with_glued(self._values(line[match.end() :].split()), log))
             return True
-        words = own.split()
+        words = line.split()
         if self._pending is None or not words or not all(_VALUE.fullmatch(word) for word in words):
             return False
         first, known = self._pending

@@ -110,13 +110,13 @@ class _Log:
 
     def give_out_notes(self) -> None:
         """Attribute the notes; other ranks' lines belong to the run with the table, which the first rank prints."""
-        for place, text in self._notes:
-            if place < len(self.runs):
-                self.note(self.runs[place], text)
+        for index, text in self._notes:
+            if index < len(self.runs):
+                self.note(self.runs[index], text)
 
 
 def _placements(rows: list[NcclRow]) -> list[Placement]:
-    return [place for row in rows for place in (row.out_of_place, row.in_place) if place is not None]
+    return [placement for row in rows for placement in (row.out_of_place, row.in_place) if placement is not None]
 
 
 def _known(values: Any) -> list[Any]:
@@ -164,11 +164,11 @@ class _Stream:
 
         A mark is never removed, so that each list is walked once: a log of headers only takes linear time.
         """
-        place = self._cursors[mark]
-        while place < len(self._group) and self._group[place].seen & {mark, "header"}:
-            place += 1
-        self._cursors[mark] = place
-        run = self._group[place] if place < len(self._group) else self._new_run()
+        index = self._cursors[mark]
+        while index < len(self._group) and self._group[index].seen & {mark, "header"}:
+            index += 1
+        self._cursors[mark] = index
+        run = self._group[index] if index < len(self._group) else self._new_run()
         run.seen.add(mark)
         return run
 

@@ -97,5 +97,5 @@ class _Reading:
             raise ParseError("expected the distances of the listed nodes in numactl --hardware, found those of others")
         if self._last_is_open and self._rows[nodes[-1]][self._columns.index(nodes[-1])] != _LOCAL:
             raise ParseError("expected a whole last line of numactl --hardware, found it cut")
-        places = [self._columns.index(node) for node in nodes]
-        return [[self._rows[node][place] for place in places] for node in nodes]
+        positions = [self._columns.index(node) for node in nodes]
+        return [[self._rows[node][position] for position in positions] for node in nodes]

@@ -269,7 +269,7 @@ def _application_clocks(node: TreeLabel) -> ApplicationClocks:
 def _supported_clocks(node: TreeLabel) -> SupportedClocks:
     """Return the memory clocks and the lowest graphics clock; the highest is among the maximum clocks."""
     blocks = node.all("supported_mem_clock")
-    graphics = [quantity(one.value, "MHz") for block in blocks for one in block.all("supported_graphics_clock")]
+    graphics = [quantity(clock.value, "MHz") for block in blocks for clock in block.all("supported_graphics_clock")]
     memory = (quantity(block.get("value"), "MHz") for block in blocks)
     return SupportedClocks(
         memory=tuple(sorted(clock for clock in memory if clock is not None)),

@@ -170,8 +170,8 @@ def _figure(text: str) -> Number | None:
     return float(text) if _SMALL.fullmatch(text) else number(text)
 
 
-def _once(before: _Value, value: _Value, what: str, where: str) -> _Value:
+def _once(before: _Value, value: _Value, name: str, where: str) -> _Value:
     """Return the value; raise ParseError if another one was printed before."""
     if before is not None and before != value:
-        raise ParseError(f"expected one value for '{what}' of a link of {where}, found two")
+        raise ParseError(f"expected one value for '{name}' of a link of {where}, found two")
     return value

@@ -89,8 +89,8 @@ def _fitted(cells: list[str], columns: list[str]) -> list[str]:
         raise ParseError("expected one table of nvidia-smi --query-gpu, found its header twice")
     surplus = len(cells) - len(columns)
     if surplus > 0 and "process_name" in columns:
-        place = columns.index("process_name")
-        cells = [*cells[:place], ", ".join(cells[place : place + surplus + 1]), *cells[place + surplus + 1 :]]
+        index = columns.index("process_name")
+        cells = [*cells[:index], ", ".join(cells[index : index + surplus + 1]), *cells[index + surplus + 1 :]]
         surplus = 0
     if surplus:
         raise ParseError(

@@ -72,8 +72,8 @@ def _header(line: str) -> _Header:
         elements.append(word)
     if len(set(elements)) < len(elements):
         raise ParseError("expected every GPU once in the heading of nvidia-smi topo -m, found one twice")
-    places = {name: line.find(title) for name, title in _TITLES.items()}
-    return _Header(elements, {name: place for name, place in places.items() if place >= 0})
+    positions = {name: line.find(title) for name, title in _TITLES.items()}
+    return _Header(elements, {name: position for name, position in positions.items() if position >= 0})
 
 
 def _rows(lines: list[str], header: _Header) -> dict[str, _Row]:
