@@ -66,7 +66,7 @@ def _verdicts(readings: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode)
     figures: list[CheckResult] = []
     for reading in readings:
         if isinstance(reading, tools.ToolTrouble):
-            yield CheckResult(Status.FAIL if reading.grade == "bad" else Status.ERROR, reading.what)
+            yield CheckResult(Status.FAIL if reading.grade == "bad" else Status.ERROR, reading.message)
         else:
             name = _name(reading)
             label = "" if reading.metric.endswith("_busbw") else f"{name} {reading.metric.replace('_', ' ')}"

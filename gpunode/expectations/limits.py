@@ -56,8 +56,8 @@ def _pcie(shape: Shape, gpu: int) -> PhysicalLimit | None:
     row = shape.gpu
     if row is not None and not row.pcie_judged:
         return None
-    own = (row.pcie.gen, row.pcie.width) if row is not None and row.pcie is not None else (None, None)
-    gen, width = shape.pcie.get(gpu, own)
+    of_model = (row.pcie.gen, row.pcie.width) if row is not None and row.pcie is not None else (None, None)
+    gen, width = shape.pcie.get(gpu, of_model)
     rate = limits.pcie_payload_gb_per_s(gen, width)
     if rate is None:
         return None
@@ -99,8 +99,8 @@ def _tensor(shape: Shape, dtype: str, clock_mhz: float | None) -> PhysicalLimit 
     if clock_mhz is None or rated is None:
         # At an unknown clock, which the power limit may have lowered, the peak is not a useful limit.
         return PhysicalLimit(peak, "tensor", f"peak of {gpu.name} for {dtype}, clock unknown", sure=False)
-    what = f"peak of {gpu.name} for {dtype} at {clock_mhz:.0f} MHz"
-    return PhysicalLimit(peak * clock_mhz / rated, "tensor", what, gpu.sure("tflops"))
+    label = f"peak of {gpu.name} for {dtype} at {clock_mhz:.0f} MHz"
+    return PhysicalLimit(peak * clock_mhz / rated, "tensor", label, gpu.sure("tflops"))
 
 
 def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
@@ -111,8 +111,8 @@ def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
     if where.nodes > 1:
         if shape.network_gb_per_s is None:
             return None
-        what = "network adapters of a node, as a ring uses them"
-        return PhysicalLimit(shape.network_gb_per_s, "network", what, shape.network_sure)
+        label = "network adapters of a node, as a ring uses them"
+        return PhysicalLimit(shape.network_gb_per_s, "network", label, shape.network_sure)
     gpu = shape.gpu
     if shape.ring_of_nvlinks and gpu is not None and gpu.nvlink is not None:
         path: Path = "nvswitch" if shape.nvswitch else "nvlink"

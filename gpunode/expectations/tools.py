@@ -23,7 +23,7 @@ class ToolTrouble:
 
     grade: Literal["bad", "unknown"]
     """``bad``: the program reports a fault. ``unknown``: no result."""
-    what: str
+    message: str
 
 
 def of_nvbandwidth(answer: Nvbandwidth, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | ToolTrouble]:
@@ -85,5 +85,7 @@ def metric_of(collective: str) -> str:
 
 
 def _best(row: NcclRow) -> float | None:
-    placements = [place for place in (row.out_of_place, row.in_place) if place is not None]
-    return max((place.busbw_gb_per_s for place in placements if place.busbw_gb_per_s is not None), default=None)
+    placements = [placement for placement in (row.out_of_place, row.in_place) if placement is not None]
+    return max(
+        (placement.busbw_gb_per_s for placement in placements if placement.busbw_gb_per_s is not None), default=None
+    )

@@ -83,8 +83,11 @@ RANK_1 = "[1,0]<stdout>:#   Rank  1 Pid     73 on worker-b device  0 [0x10] A100
 def test_each_measurement_is_a_figure_and_each_fault_is_named(
     sample: str, edits: tuple[tuple[str, str], ...], log: dict[str, Any], expected: list[Figure | str]
 ) -> None:
-    found = [one if isinstance(one, Figure) else f"{one.grade}: {one.what}" for one in figures(sample, *edits, **log)]
-    assert found == expected
+    readings = [
+        reading if isinstance(reading, Figure) else f"{reading.grade}: {reading.message}"
+        for reading in figures(sample, *edits, **log)
+    ]
+    assert readings == expected
 
 
 def test_without_a_description_of_its_links_a_machine_has_unknown_ones() -> None:
