@@ -81,12 +81,12 @@ class Bundle(FrozenByName):
             _refuse_excess(document)
             return cls.model_validate(document)
         except ValidationError as err:
-            place, why = invalid_field(err, "the document")
+            field, why = invalid_field(err, "the document")
         except ValueError as err:
-            place, why = "the document", f"Invalid JSON: {err}"
+            field, why = "the document", f"Invalid JSON: {err}"
         except _Refused as err:
-            place, why = err.place, err.why
-        raise UsageError(one_line(f"{where}: not a {SCHEMA} bundle: {place}: {why}"))
+            field, why = err.field, err.why
+        raise UsageError(one_line(f"{where}: not a {SCHEMA} bundle: {field}: {why}"))
 
     def to_json(self) -> str:
         """Return the document as it is saved; ``from_json`` reads it back unchanged.
@@ -98,8 +98,8 @@ class Bundle(FrozenByName):
 
 
 class _Refused(Exception):  # noqa: N818 - it becomes the UsageError
-    def __init__(self, place: str, why: str) -> None:
-        self.place = place
+    def __init__(self, field: str, why: str) -> None:
+        self.field = field
         self.why = why
 
 
@@ -107,58 +107,61 @@ def _add(records: Sequence[dict[str, Any]], document: Any) -> None:
     """Add a workload's records; those of a run that was lost do not know whether the node is simulated."""
     document = _table(document, "the document", _MAX_KEYS)
     simulated = document.get("simulated") is True
-    own = _list(document.get("results", []), "results", MAX_RESULTS)
-    document["results"] = [*own, *({**one, "simulated": one.get("simulated", simulated)} for one in records)]
+    results = _list(document.get("results", []), "results", MAX_RESULTS)
+    document["results"] = [
+        *results,
+        *({**record, "simulated": record.get("simulated", simulated)} for record in records),
+    ]
 
 
 def _refuse_excess(document: Any) -> None:
     """Raise _Refused at the first value that is of another kind, or more than a node can have."""
     _table(document, "the document", _MAX_KEYS)
     for key, command in _table(document.get("commands", {}), "commands", MAX_COMMANDS).items():
-        place = f"commands.{key}"
-        _table(command, place, _MAX_KEYS)
-        _list(command.get("argv", []), f"{place}.argv", MAX_WORDS)
+        field = f"commands.{key}"
+        _table(command, field, _MAX_KEYS)
+        _list(command.get("argv", []), f"{field}.argv", MAX_WORDS)
         for word in command.get("argv", []):
-            _text(word, f"{place}.argv")
+            _text(word, f"{field}.argv")
         for name in ("stdout", "stderr"):
-            _text(command.get(name, ""), f"{place}.{name}")
+            _text(command.get(name, ""), f"{field}.{name}")
     for path, text in _table(document.get("files", {}), "files", MAX_FILES).items():
         if text is not None:
             _text(text, f"files.{path}")
     for number, result in enumerate(_list(document.get("results", []), "results", MAX_RESULTS)):
-        place = f"results.{number}"
-        _table(result, place, 2 * _MAX_KEYS)
-        _few_values(result, place)
+        field = f"results.{number}"
+        _table(result, field, 2 * _MAX_KEYS)
+        _few_values(result, field)
 
 
-def _table(value: Any, place: str, most: int) -> dict[str, Any]:
+def _table(value: Any, field: str, most: int) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _Refused(place, "Input should be an object")
+        raise _Refused(field, "Input should be an object")
     if len(value) > most:
-        raise _Refused(place, f"{len(value)} entries, at most {most} are read")
+        raise _Refused(field, f"{len(value)} entries, at most {most} are read")
     return value
 
 
-def _list(value: Any, place: str, most: int) -> list[Any]:
+def _list(value: Any, field: str, most: int) -> list[Any]:
     if not isinstance(value, list):
-        raise _Refused(place, "Input should be a list")
+        raise _Refused(field, "Input should be a list")
     if len(value) > most:
-        raise _Refused(place, f"{len(value)} entries, at most {most} are read")
+        raise _Refused(field, f"{len(value)} entries, at most {most} are read")
     return value
 
 
-def _text(value: Any, place: str) -> None:
+def _text(value: Any, field: str) -> None:
     if not isinstance(value, str):
-        raise _Refused(place, "Input should be a text")
-    _refuse_longer(value, place, MAX_TEXT)
+        raise _Refused(field, "Input should be a text")
+    _refuse_longer(value, field, MAX_TEXT)
 
 
-def _refuse_longer(value: str | bytes, place: str, most: int) -> None:
+def _refuse_longer(value: str | bytes, field: str, most: int) -> None:
     if len(value) > most:
-        raise _Refused(place, f"longer than {most >> 20} MiB")
+        raise _Refused(field, f"longer than {most >> 20} MiB")
 
 
-def _few_values(result: dict[str, Any], place: str) -> None:
+def _few_values(result: dict[str, Any], field: str) -> None:
     pending: list[Any] = [result]
     seen = 0
     while pending:
@@ -166,5 +169,5 @@ def _few_values(result: dict[str, Any], place: str) -> None:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         seen += len(inner)
         if seen > MAX_VALUES:
-            raise _Refused(place, f"more than {MAX_VALUES} values")
+            raise _Refused(field, f"more than {MAX_VALUES} values")
         pending.extend(inner)
