@@ -44,8 +44,8 @@ def node(row: Platform, gone: int, *, product: str | None = None, virtualization
 
 
 def finding(facts: NodeFacts, expect: Expectation) -> Finding:
-    (found,) = registry["gpu.present"].findings(facts, expect)
-    return found
+    (verdict,) = registry["gpu.present"].findings(facts, expect)
+    return verdict
 
 
 def status(facts: NodeFacts, gpus: int | None = None) -> Status:
@@ -53,9 +53,11 @@ def status(facts: NodeFacts, gpus: int | None = None) -> Status:
 
 
 def test_a_whole_platform_passes() -> None:
-    found = {(row.id, kind): status(node(row, 0, virtualization=kind)) for row in PLATFORMS for kind in ("none", "kvm")}
-    assert len(found) > 100
-    assert {name: one for name, one in found.items() if one is not Status.PASS} == {}
+    outcomes = {
+        (row.id, kind): status(node(row, 0, virtualization=kind)) for row in PLATFORMS for kind in ("none", "kvm")
+    }
+    assert len(outcomes) > 100
+    assert {name: outcome for name, outcome in outcomes.items() if outcome is not Status.PASS} == {}
 
 
 @pytest.mark.parametrize("kind", BUILT)
@@ -72,29 +74,29 @@ def gone_from(row: Platform) -> None:
     }
     for gone in range(1, row.gpu_count):
         left = row.gpu_count - gone
-        found = status(node(row, gone))
+        outcome = status(node(row, gone))
         if left in smaller and row.nvswitch is None:
-            assert found is Status.PASS
+            assert outcome is Status.PASS
         elif row.nvswitch is not None or left not in (1, 2, 4):
-            assert found is (Status.FAIL if row.sure("gpus") else Status.WARN), (row.id, left)
+            assert outcome is (Status.FAIL if row.sure("gpus") else Status.WARN), (row.id, left)
         else:
-            assert found is Status.WARN, left
+            assert outcome is Status.WARN, left
         assert status(node(row, gone), gpus=left) is Status.PASS, "the site excludes it"
         assert status(node(row, gone), gpus=row.gpu_count) is Status.FAIL
 
 
 def test_one_gone_is_never_a_pass() -> None:
     """Whatever the model: seven of eight, three of four, on boards, with cards, in guests that have a whole board."""
-    found = {}
+    outcomes = {}
     for row in [row for row in PLATFORMS if row.gpu_count > 2]:
         (model,) = row.gpus
         elsewhere = any(model in other.gpus for other in PLATFORMS if not other.virtual)
         guest = row.virtual and (not elsewhere or load().platforms[row.board or row.id].kind in BUILT)
-        found[row.id] = status(node(row, 1, virtualization="kvm" if guest else "none"))
-    assert len(found) > 50
-    assert {name: one for name, one in found.items() if one not in (Status.FAIL, Status.WARN)} == {}
+        outcomes[row.id] = status(node(row, 1, virtualization="kvm" if guest else "none"))
+    assert len(outcomes) > 50
+    assert {name: outcome for name, outcome in outcomes.items() if outcome not in (Status.FAIL, Status.WARN)} == {}
     eight = [row for row in PLATFORMS if row.gpu_count == 8 and not row.virtual]
-    assert {row.id for row in eight if found[row.id] is not Status.FAIL and row.sure("gpus")} == set()
+    assert {row.id for row in eight if outcomes[row.id] is not Status.FAIL and row.sure("gpus")} == set()
     assert {row.kind for row in eight} == {"board", "server", "pcie"}
 
 
@@ -104,8 +106,8 @@ def test_adapters_distinguish_half_a_board_from_a_smaller_one() -> None:
     nic = [device("15b3:1021", "15b3:0023", 0x40 + number, "020700") for number in range(8)]
     second_port = nic[0].model_copy(update={"slot": "0000:40:00.1"})
     half = node(row, 4)
-    found = [status(half.model_copy(update={"pci_io": tuple(nics)})) for nics in ([*nic[:4], second_port], nic)]
-    assert found == [Status.WARN, Status.FAIL]
+    outcomes = [status(half.model_copy(update={"pci_io": tuple(nics)})) for nics in ([*nic[:4], second_port], nic)]
+    assert outcomes == [Status.WARN, Status.FAIL]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ def test_the_previous_run_speaks_before_the_board(
     row = next(row for row in PLATFORMS if row.gpus == {"h100-pcie": 8} and not row.virtual)
     earlier = EarlierGpus("run 17 of 2026-11-20T08:00:00Z", 8, model)
     facts = node(row, 8 - left, virtualization=virtualization)
-    found = finding(facts, Expectation().with_earlier_gpus(earlier))
-    assert (found.status, found.source == earlier.origin) == (expected, expected is not Status.PASS)
+    verdict = finding(facts, Expectation().with_earlier_gpus(earlier))
+    assert (verdict.status, verdict.source == earlier.origin) == (expected, expected is not Status.PASS)
     assert finding(facts, Expectation(gpus=left).with_earlier_gpus(earlier)).status is Status.PASS
 
 

@@ -63,8 +63,8 @@ def test_an_unknown_list_is_an_error_and_a_policy_sets_the_number() -> None:
 
 
 def test_without_a_number_each_element_with_the_value_has_a_finding() -> None:
-    found = list(findings(node("failed", "active"), count=False, comparison="none_of", value=("9.service",)))
-    assert [finding.message for finding in found] == ["9.service: {items}"]
+    all_findings = list(findings(node("failed", "active"), count=False, comparison="none_of", value=("9.service",)))
+    assert [finding.message for finding in all_findings] == ["9.service: {items}"]
     (finding,) = findings(node("active"), count=False, comparison="none_of", value=("9.service",))
     assert finding.status == "skip"
 
@@ -139,8 +139,8 @@ SPACE = {
 def test_a_percentage_of_the_element_and_a_condition_before_it(
     mount: dict[str, Any], status: str, message: str, measured: Any
 ) -> None:
-    one = FileSystem.model_validate({"mount": "/data", "type": "xfs", "inodes_free_percent": None, **mount})
-    (finding,) = findings(node().model_copy(update={"file_systems": (one,)}), **SPACE)
+    file_system = FileSystem.model_validate({"mount": "/data", "type": "xfs", "inodes_free_percent": None, **mount})
+    (finding,) = findings(node().model_copy(update={"file_systems": (file_system,)}), **SPACE)
     assert (finding.status, finding.message, finding.measured) == (status, message, measured)
     assert finding.component == "/data"
 
@@ -150,8 +150,8 @@ def test_a_percentage_of_the_element_and_a_condition_before_it(
     [{"size_mib": float("nan")}, {"free_mib": float("inf")}, {"free_mib": 10**400, "size_mib": 3.0}, {"size_mib": "x"}],
 )
 def test_a_share_of_what_is_not_finite_is_unknown(sizes: dict[str, Any]) -> None:
-    one = FileSystem(mount="/data", type="xfs", size_mib=9, free_mib=9, inodes_free_percent=None)
-    mounts = (one.model_copy(update=sizes),)
+    file_system = FileSystem(mount="/data", type="xfs", size_mib=9, free_mib=9, inodes_free_percent=None)
+    mounts = (file_system.model_copy(update=sizes),)
     (finding,) = findings(node().model_copy(update={"file_systems": mounts}), **SPACE)
     assert (finding.status, finding.message) == ("error", "df does not report it")
 
@@ -162,9 +162,13 @@ def test_each_finding_that_compares_with_the_limit_of_a_policy_names_it() -> Non
         FileSystem.model_validate({"mount": f"/{name}", **mount, "type": name}) for name in ("xfs", "ext4", "btrfs")
     ]
     with in_force(Overrides({"site.units.value": {"default": 30}}, "policy site.yml")):
-        found = list(findings(node().model_copy(update={"file_systems": tuple(disks)}), **SPACE))
+        all_findings = list(findings(node().model_copy(update={"file_systems": tuple(disks)}), **SPACE))
     policy = "policy site.yml (site.units.value 30 %)"
-    assert [(one.status, one.source) for one in found] == [("warn", policy), ("warn", policy), ("fail", None)]
+    assert [(finding.status, finding.source) for finding in all_findings] == [
+        ("warn", policy),
+        ("warn", policy),
+        ("fail", None),
+    ]
 
 
 def test_an_unknown_field_leaves_the_result_open_before_any_condition() -> None:

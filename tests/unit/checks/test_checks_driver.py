@@ -28,17 +28,17 @@ def gpu(slot: str = "0000:1a:00.0", driver: str | None = "nvidia") -> PciDevice:
 
 
 def kernel(release: str = RUNNING, **more: Any) -> Kernel:
-    given = {"package": f"linux-image-{release}", "running": True, "newest": True, "headers": True, **more}
-    return Kernel(release=release, **given)
+    fields = {"package": f"linux-image-{release}", "running": True, "newest": True, "headers": True, **more}
+    return Kernel(release=release, **fields)
 
 
 def module(release: str = RUNNING, **more: Any) -> ModuleFile:
-    given = {"version": "535.261.03", "vermagic": f"{release} SMP", "flavour": "open", "signed": False, **more}
-    return ModuleFile(kernel=release, path=f"/lib/modules/{release}/nvidia.ko", **given)
+    fields = {"version": "535.261.03", "vermagic": f"{release} SMP", "flavour": "open", "signed": False, **more}
+    return ModuleFile(kernel=release, path=f"/lib/modules/{release}/nvidia.ko", **fields)
 
 
 def package(name: str, version: str = "535.261.03-1", **more: Any) -> Package:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "architecture": "amd64",
         "source": "nvidia-graphics-drivers",
         "maintainer": DEBIAN,
@@ -47,11 +47,11 @@ def package(name: str, version: str = "535.261.03-1", **more: Any) -> Package:
         "held": True,
         **more,
     }
-    return Package(name=name, version=version, **given)
+    return Package(name=name, version=version, **fields)
 
 
 def node(**facts: Any) -> NodeFacts:
-    given = {
+    fields = {
         "kernels": (kernel(),),
         "pci": (gpu(),),
         "modules": (),
@@ -63,7 +63,7 @@ def node(**facts: Any) -> NodeFacts:
         "secure_boot": False,
         **facts,
     }
-    return NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z", **given)
+    return NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z", **fields)
 
 
 def judged(check: str, **facts: Any) -> list[Finding]:
@@ -107,9 +107,9 @@ def test_headers_without_a_kernel_are_not_asked_for() -> None:
 
 @pytest.mark.parametrize(("running", "status"), [(True, "skip"), (False, "fail")])
 def test_of_kernels_without_a_package_only_the_running_one_is_excused(running: bool, status: str) -> None:
-    own = kernel("6.9.0-own", package=None, running=running)
-    found = one("driver.module-built", kernels=(own,))
-    assert (found[0], "belongs to no installed package" in found[1]) == (status, running)
+    local_kernel = kernel("6.9.0-own", package=None, running=running)
+    verdict = one("driver.module-built", kernels=(local_kernel,))
+    assert (verdict[0], "belongs to no installed package" in verdict[1]) == (status, running)
 
 
 def test_what_dkms_reports_is_passed_on() -> None:
@@ -124,8 +124,8 @@ def test_what_dkms_reports_is_passed_on() -> None:
 
 @pytest.mark.parametrize(("pci", "status"), [((gpu(),), "fail"), ((), "skip")])
 def test_no_driver_at_all(pci: tuple[PciDevice, ...], status: str) -> None:
-    found = one("driver.module-built", pci=pci, packages=(), module_files=())
-    assert (found[0], "no NVIDIA driver is installed" in found[1]) == (status, True)
+    verdict = one("driver.module-built", pci=pci, packages=(), module_files=())
+    assert (verdict[0], "no NVIDIA driver is installed" in verdict[1]) == (status, True)
 
 
 def test_a_driver_package_that_failed_to_configure_still_needs_a_module() -> None:
@@ -288,23 +288,23 @@ def test_what_nvidia_smi_reports_instead_of_an_answer(smi: Smi[SmiLog] | None, s
 )
 def test_a_driver_that_cannot_be_reached_is_one_failure_with_a_remedy(kind: str | None, status: str) -> None:
     smi = Smi[SmiLog](error_kind=kind, error_message="what it printed") if kind else None
-    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, smi=smi, tool_runs=())
-    assert found.status.value == status
-    assert bool(found.remedy) is (status != "skip")
+    (finding,) = judged("driver.tools-answer", loaded_driver=LOADED, smi=smi, tool_runs=())
+    assert finding.status.value == status
+    assert bool(finding.remedy) is (status != "skip")
 
 
 def test_slow_is_not_hung() -> None:
     reason = "killed: no answer within 6.0 s, which was left of the time for the whole probe"
     slow = ToolRun(answers="nvlink", command="nvidia-smi nvlink -e", exit_status=124, ended="slow", reason=reason)
-    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(slow,))
-    assert (found.status.value, reason in found.message) == ("error", True)
+    (finding,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(slow,))
+    assert (finding.status.value, reason in finding.message) == ("error", True)
 
 
 def test_a_crash_is_named_by_its_signal() -> None:
     run = ToolRun(answers="smi", command="nvidia-smi -q -x", exit_status=139, ended="signal", signal="SIGSEGV")
     gaps = {"smi": "nvidia-smi -q -x crashed (SIGSEGV, exit status 139)"}
-    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(run,), gaps=gaps)
-    assert (found.status.value, found.message) == ("fail", gaps["smi"])
+    (finding,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(run,), gaps=gaps)
+    assert (finding.status.value, finding.message) == ("fail", gaps["smi"])
     (skipped,) = judged("gpu.count", loaded_driver=LOADED, tool_runs=(run,), gaps=gaps)
     assert (skipped.status.value, "driver.tools-answer" in skipped.message) == ("skip", True)
 
@@ -320,8 +320,8 @@ def test_persistence_is_reported_for_each_gpu_and_for_the_daemon() -> None:
     gpus = [{"index": 0, "persistence_mode": True}, {"index": 1, "persistence_mode": None}]
     smi = Smi[SmiLog](document={"attached_gpus": 2, "gpus": gpus})
     daemon = Unit(name="nvidia-persistenced.service", load="loaded", active="failed", sub="failed")
-    found = judged("gpu.persistence", loaded_driver=LOADED, smi=smi, units=(daemon,))
-    assert [(finding.component, finding.status) for finding in found] == [
+    findings = judged("gpu.persistence", loaded_driver=LOADED, smi=smi, units=(daemon,))
+    assert [(finding.component, finding.status) for finding in findings] == [
         ("gpu0", Status.PASS),
         ("gpu1", Status.ERROR),
         ("nvidia-persistenced", Status.WARN),
@@ -384,10 +384,10 @@ def test_a_reboot_is_no_remedy_while_the_initramfs_has_the_old_module() -> None:
 
 @pytest.mark.parametrize("folder", ["extra", "weak-updates"])
 def test_a_module_in_weak_updates_is_that_of_another_kernel(folder: str) -> None:
-    there = module(vermagic="5.14.0-427.el9 SMP").model_copy(
+    file = module(vermagic="5.14.0-427.el9 SMP").model_copy(
         update={"path": f"/lib/modules/{RUNNING}/{folder}/nvidia.ko"}
     )
-    assert one("driver.module-built", module_files=(there,))[0] == ("pass" if folder == "weak-updates" else "fail")
+    assert one("driver.module-built", module_files=(file,))[0] == ("pass" if folder == "weak-updates" else "fail")
 
 
 def test_the_remedy_of_a_reset_names_who_holds_the_gpu_in_the_order_to_stop_them() -> None:

@@ -18,8 +18,8 @@ from gpunode.facts.rdma import LinkEvent, LinkLog
 
 
 def node(**facts: Any) -> NodeFacts:
-    given = {"virtualization": "none", "architecture": "x86_64", "command_line": "ro", "infiniband": (), **facts}
-    return NodeFacts(host="n", collected_at="2026-11-20T12:00:00Z", **given)
+    fields = {"virtualization": "none", "architecture": "x86_64", "command_line": "ro", "infiniband": (), **facts}
+    return NodeFacts(host="n", collected_at="2026-11-20T12:00:00Z", **fields)
 
 
 def judged(check: str, facts: NodeFacts, **expected: Any) -> list[Finding]:
@@ -36,7 +36,7 @@ def sets(online: int, present: int, possible: int, smt: str | None = "on") -> Cp
 
 
 @pytest.mark.parametrize(
-    ("found", "facts", "status"),
+    ("cpu_sets", "facts", "status"),
     [
         (sets(8, 8, 8), {}, "pass"),
         (sets(8, 8, 128), {}, "pass"),
@@ -48,8 +48,8 @@ def sets(online: int, present: int, possible: int, smt: str | None = "on") -> Cp
         (sets(0, 0, 8), {}, "error"),
     ],
 )
-def test_processors_that_are_offline(found: CpuSets, facts: dict[str, Any], status: str) -> None:
-    assert statuses("host.cpus-online", node(cpu_sets=found, **facts)) == [status]
+def test_processors_that_are_offline(cpu_sets: CpuSets, facts: dict[str, Any], status: str) -> None:
+    assert statuses("host.cpus-online", node(cpu_sets=cpu_sets, **facts)) == [status]
 
 
 def test_a_policy_may_tolerate_offline_processors() -> None:
@@ -110,10 +110,10 @@ def test_numa_of_gb200_by_the_platform(seen: tuple[NumaNode, ...], status: str) 
 
 def gpu(device_id: str, **reported: Any) -> NodeFacts:
     device = gpus(1, device_id)[0]
-    one = {"index": 0, "pci_bus_id": device.slot, "pci_device_id": f"10de:{device_id}", **reported}
+    smi_gpu = {"index": 0, "pci_bus_id": device.slot, "pci_device_id": f"10de:{device_id}", **reported}
     return node(
         pci=(device,),
-        smi=Smi[SmiLog](document={"attached_gpus": 1, "gpus": [one]}),
+        smi=Smi[SmiLog](document={"attached_gpus": 1, "gpus": [smi_gpu]}),
         loaded_driver=LoadedDriver(version="580.95.05", flavour="open"),
     )
 
@@ -151,14 +151,14 @@ def test_power_by_the_model(device_id: str, watts: float, limit: float | None, s
 def test_power_states(state: str | None, used: int | None, on_bus: str | None, status: str) -> None:
     facts = gpu("2330", performance_state=state, utilization_percent=used)
     facts = facts.model_copy(
-        update={"pci": tuple(one.model_copy(update={"power_state": on_bus}) for one in facts.pci or ())}
+        update={"pci": tuple(device.model_copy(update={"power_state": on_bus}) for device in facts.pci or ())}
     )
     assert statuses("gpu.power-state", facts) == [status]
 
 
 def port(number: int = 1, state: str | None = "ACTIVE", layer: str = "InfiniBand", **more: Any) -> IbPort:
-    given = {"physical_state": "LinkUp", "rate_gbit_per_s": 400.0, "rate": None, "lid": None, **more}
-    return IbPort(port=number, state=state, link_layer=layer, **given)
+    fields = {"physical_state": "LinkUp", "rate_gbit_per_s": 400.0, "rate": None, "lid": None, **more}
+    return IbPort(port=number, state=state, link_layer=layer, **fields)
 
 
 def card(
@@ -181,7 +181,7 @@ ROCE_OFF = port(state="DOWN", layer="Ethernet", physical_state="Disabled")
 
 
 @pytest.mark.parametrize(
-    ("devices", "found"),
+    ("devices", "expected"),
     [
         ((card(0), card(1), card(2)), ["pass"]),
         ((card(0), card(1), card(2, DOWN)), ["skip", "pass"]),
@@ -194,8 +194,8 @@ ROCE_OFF = port(state="DOWN", layer="Ethernet", physical_state="Disabled")
         ((card(0, ROCE_DOWN, board=None),), ["skip"]),
     ],
 )
-def test_cards_beside_their_peers(devices: tuple[IbDevice, ...], found: list[str]) -> None:
-    assert statuses("rdma.peers", node(infiniband=devices)) == found
+def test_cards_beside_their_peers(devices: tuple[IbDevice, ...], expected: list[str]) -> None:
+    assert statuses("rdma.peers", node(infiniband=devices)) == expected
 
 
 def adapter(at: int, device_id: str = "1021", class_id: str = "020700", driver: str | None = "mlx5_core") -> PciDevice:
@@ -210,7 +210,7 @@ def adapter(at: int, device_id: str = "1021", class_id: str = "020700", driver: 
 
 
 @pytest.mark.parametrize(
-    ("on_bus", "found"),
+    ("on_bus", "expected"),
     [
         ((adapter(0), adapter(1)), ["pass"]),
         ((adapter(0), adapter(1), adapter(2)), ["fail", "pass"]),
@@ -222,9 +222,9 @@ def adapter(at: int, device_id: str = "1021", class_id: str = "020700", driver: 
         ((), ["skip"]),
     ],
 )
-def test_adapters_without_an_rdma_device(on_bus: tuple[PciDevice, ...], found: list[str]) -> None:
+def test_adapters_without_an_rdma_device(on_bus: tuple[PciDevice, ...], expected: list[str]) -> None:
     """An Ethernet adapter of another kind may be without RDMA on purpose."""
-    assert statuses("rdma.adapters", node(infiniband=(card(0), card(1)), pci_io=on_bus)) == found
+    assert statuses("rdma.adapters", node(infiniband=(card(0), card(1)), pci_io=on_bus)) == expected
 
 
 def event(time: str, *, up: bool, name: str = "ib0") -> LinkEvent:
@@ -258,9 +258,9 @@ def test_outages_by_their_length(events: tuple[LinkEvent, ...], layer: str, stat
 def test_a_policy_may_ask_for_longer_outages() -> None:
     log = LinkLog(complete=True, events=(event("10:00:00", up=False), event("10:00:30", up=True)))
     with in_force(Overrides({"rdma.flaps.long": {"default": 60}}, "the policy")):
-        (found,) = judged("rdma.flaps", node(infiniband=(card(0),), link_log=log))
-    assert found.status.value == "pass"
-    assert "the policy" in (found.source or "")
+        (finding,) = judged("rdma.flaps", node(infiniband=(card(0),), link_log=log))
+    assert finding.status.value == "pass"
+    assert "the policy" in (finding.source or "")
 
 
 def nic(name: str, mtu: int, slot: str) -> Nic:
@@ -270,7 +270,7 @@ def nic(name: str, mtu: int, slot: str) -> Nic:
 
 
 @pytest.mark.parametrize(
-    ("mtus", "least", "found"),
+    ("mtus", "least", "expected"),
     [
         ((1500, 1500), 0, ["pass"]),
         ((1500, 1500), 9000, ["fail"]),
@@ -279,11 +279,11 @@ def nic(name: str, mtu: int, slot: str) -> Nic:
         ((9000, 1500), 0, ["warn"]),
     ],
 )
-def test_mtu_of_a_roce_fabric(mtus: tuple[int, int], least: int, found: list[str]) -> None:
+def test_mtu_of_a_roce_fabric(mtus: tuple[int, int], least: int, expected: list[str]) -> None:
     devices = (card(0, ROCE), card(1, ROCE))
     nics = tuple(nic(f"eth{at}", mtu, f"0000:{at:02x}:00.0") for at, mtu in enumerate(mtus))
     with in_force(Overrides({"rdma.mtu.least": {"default": least}} if least else {}, "the policy")):
-        assert statuses("rdma.mtu", node(infiniband=devices, nics=nics)) == found
+        assert statuses("rdma.mtu", node(infiniband=devices, nics=nics)) == expected
 
 
 def test_firmware_that_a_site_allows() -> None:
@@ -304,7 +304,7 @@ def sensor(reading: str, status: str = "ok") -> tuple[BmcSensor, ...]:
 
 
 @pytest.mark.parametrize(
-    ("reading", "status", "found"),
+    ("reading", "status", "expected"),
     [
         ("Presence detected", "ok", "pass"),
         ("Presence detected, Power Supply AC lost", "ok", "fail"),
@@ -318,8 +318,8 @@ def sensor(reading: str, status: str = "ok") -> tuple[BmcSensor, ...]:
         ("No Reading", "ns", "skip"),
     ],
 )
-def test_power_supplies(reading: str, status: str, found: str) -> None:
-    assert statuses("bmc.power-supplies", bmc(sensor(reading, status))) == [found]
+def test_power_supplies(reading: str, status: str, expected: str) -> None:
+    assert statuses("bmc.power-supplies", bmc(sensor(reading, status))) == [expected]
 
 
 @pytest.mark.parametrize("access", ["no-device", "no-program", "no-permission"])
@@ -333,7 +333,7 @@ def logged(text: str, time: str | None = "2026-11-19T00:00:00", *, asserted: boo
 
 
 @pytest.mark.parametrize(
-    ("events", "found"),
+    ("events", "expected"),
     [
         ((logged("Uncorrectable ECC"),), "warn"),
         ((logged("Uncorrectable ECC", "2026-10-01T00:00:00"),), "pass"),
@@ -345,8 +345,8 @@ def logged(text: str, time: str | None = "2026-11-19T00:00:00", *, asserted: boo
         ((BmcEvent(sensor="Linux kernel panic: out", event="", asserted=None),), "warn"),
     ],
 )
-def test_events_that_are_not_over(events: tuple[BmcEvent, ...], found: str) -> None:
-    assert statuses("bmc.events", bmc(events=events)) == [found]
+def test_events_that_are_not_over(events: tuple[BmcEvent, ...], expected: str) -> None:
+    assert statuses("bmc.events", bmc(events=events)) == [expected]
 
 
 def efa(at: int) -> IbDevice:
@@ -362,8 +362,8 @@ def on_aws(at: int, device_id: str = "efa2", driver: str | None = "efa") -> PciD
 def test_elastic_fabric_adapters_are_recognized() -> None:
     ena = on_aws(9, "ec20", "ena")
     whole = node(infiniband=(efa(16), efa(32)), pci_io=(on_aws(16), on_aws(32), ena), nics=())
-    (found,) = judged("rdma.adapters", whole)
-    assert (found.status.value, found.measured) == ("pass", 2)
+    (finding,) = judged("rdma.adapters", whole)
+    assert (finding.status.value, finding.measured) == ("pass", 2)
     lost = node(infiniband=(efa(16),), pci_io=(on_aws(16), on_aws(32, driver=None), ena))
     (missing, _) = judged("rdma.adapters", lost)
     assert (missing.status.value, missing.component) == ("fail", "adapter at 0000:20:00.0")

@@ -86,9 +86,9 @@ def test_a_compute_mode_of_the_rules_is_no_fault() -> None:
 def test_what_is_not_as_requested_is_named(
     settings: GpuSettings | None, gpu: dict[str, Any], status: str, words: str
 ) -> None:
-    found = verdict(settings, **gpu)
-    assert found[0] == status
-    assert words in found[1]
+    outcome = verdict(settings, **gpu)
+    assert outcome[0] == status
+    assert words in outcome[1]
 
 
 def test_mig_on_the_gpus_that_the_rules_name_is_no_difference() -> None:
@@ -112,8 +112,10 @@ def test_mig_on_the_gpus_that_the_rules_name_is_no_difference() -> None:
     ],
 )
 def test_settings_survive_with_the_unit_and_the_daemon(units: tuple[Unit, ...], status: str) -> None:
-    found = judged("gpu.settings-kept", node(smi_gpu("2330", **H100), units=units, gpu_settings=asked({"ecc": True})))
-    assert max((finding.status.value for finding in found), key=["pass", "warn"].index) == status
+    findings = judged(
+        "gpu.settings-kept", node(smi_gpu("2330", **H100), units=units, gpu_settings=asked({"ecc": True}))
+    )
+    assert max((finding.status.value for finding in findings), key=["pass", "warn"].index) == status
 
 
 def test_application_clocks_set_by_hand_are_lost() -> None:

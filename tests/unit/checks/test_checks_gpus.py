@@ -28,8 +28,8 @@ FULL = PciLink(speed_gt_per_s=16.0, speed_max_gt_per_s=16.0, width=16, width_max
 
 
 def device(number: str = L40S, slot: str = SLOT, **more: Any) -> PciDevice:
-    given = {"subsystem_id": None, "class_id": "030200", "driver": "nvidia", "link": FULL, **more}
-    return PciDevice(slot=slot, vendor_id="10de", device_id=number, **given)
+    fields = {"subsystem_id": None, "class_id": "030200", "driver": "nvidia", "link": FULL, **more}
+    return PciDevice(slot=slot, vendor_id="10de", device_id=number, **fields)
 
 
 def smi_gpu(number: str = L40S, **more: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def smi_gpu(number: str = L40S, **more: Any) -> dict[str, Any]:
 
 def node(*gpus: dict[str, Any], **facts: Any) -> NodeFacts:
     seen = gpus or (smi_gpu(),)
-    given = {
+    fields = {
         "pci": tuple(device(gpu["pci_device_id"][5:], gpu["pci_bus_id"]) for gpu in seen),
         "pci_ports": (),
         "smi": Smi[SmiLog](document={"attached_gpus": len(seen), "gpus": list(seen)}),
@@ -54,7 +54,7 @@ def node(*gpus: dict[str, Any], **facts: Any) -> NodeFacts:
         "nvlink_errors": Smi[Nvlink](document={"gpus": []}),
         **facts,
     }
-    return NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z", **given)
+    return NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z", **fields)
 
 
 def judged(check: str, facts: NodeFacts, **expected: Any) -> list[Finding]:
@@ -160,8 +160,8 @@ def test_two_models_of_sxm_modules_in_one_node() -> None:
     ],
 )
 def test_each_reason_counts_whatever_else_holds(reasons: list[str], status: str, words: str) -> None:
-    found = one("gpu.throttling", node(smi_gpu(throttle_reasons=reasons)))
-    assert (found[0], words in found[1]) == (status, True), found
+    verdict = one("gpu.throttling", node(smi_gpu(throttle_reasons=reasons)))
+    assert (verdict[0], words in verdict[1]) == (status, True), verdict
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_card_is_judged_by_its_own_limits(values: dict[str, Any], status: str)
 def test_the_daemon_may_hold_what_nvidia_smi_calls_disabled(mode: bool, held: tuple[str, ...], status: str) -> None:
     daemon = GpuProcess(pid=9, name="nvidia-persiste", type=None, devices=held)
     unit = Unit(name="nvidia-persistenced.service", load="loaded", active="active", sub="running")
-    found = judged("gpu.persistence", node(smi_gpu(persistence_mode=mode), gpu_processes=(daemon,), units=(unit,)))
-    assert found[0].status.value == status
+    findings = judged("gpu.persistence", node(smi_gpu(persistence_mode=mode), gpu_processes=(daemon,), units=(unit,)))
+    assert findings[0].status.value == status
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_memory_that_the_operating_system_manages(number: str, mode: str | None,
 )
 def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, status: str, words: str) -> None:
     facts = node(smi_gpu(number), loaded_driver=LoadedDriver(version=driver, flavour=flavour))
-    found = one("driver.expected", facts)
-    assert (found[0], words in found[1]) == (status, True), found
+    verdict = one("driver.expected", facts)
+    assert (verdict[0], words in verdict[1]) == (status, True), verdict
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ def matrix(*ways: str, number: int = 4) -> Smi[Topology]:
     """A matrix with these ways between 0 and 1, 0 and 2 ... 2 and 3."""
     names = [f"GPU{index}" for index in range(number)]
     links: dict[str, dict[str, str]] = {name: {} for name in names}
-    for (one, other), way in zip(combinations(names, 2), ways, strict=True):
-        links[one][other] = links[other][one] = way
+    for (gpu, other), way in zip(combinations(names, 2), ways, strict=True):
+        links[gpu][other] = links[other][gpu] = way
     return Smi[Topology](document={"gpus": names, "links": links})
 
 
@@ -429,7 +429,7 @@ def test_nvlink_that_is_hidden_is_not_missed(virtualization: str, mig: bool, sta
 
 def test_the_cube_of_eight_v100_lacks_nvlink_between_some() -> None:
     # DGX-1: two meshes of four, and a link from each GPU to its like in the other.
-    ways = ["NV1" if one // 4 == other // 4 or other - one == 4 else "SYS" for one, other in combinations(range(8), 2)]
+    ways = ["NV1" if gpu // 4 == other // 4 or other - gpu == 4 else "SYS" for gpu, other in combinations(range(8), 2)]
     facts = node(*of_models(*[V100] * 8), topology=matrix(*ways, number=8))
     assert one("link.topology", facts)[0] == "pass"
 
@@ -477,8 +477,8 @@ def unit(name: str, active: str = "active", load: str = "loaded") -> Unit:
 
 
 def test_a_platform_with_hidden_switches_needs_its_services_too() -> None:
-    found = judged("fabric.manager", eight(B200, units=(unit("nvidia-fabricmanager.service"),), packages=()))
-    assert [(finding.component, finding.status.value) for finding in found] == [
+    findings = judged("fabric.manager", eight(B200, units=(unit("nvidia-fabricmanager.service"),), packages=()))
+    assert [(finding.component, finding.status.value) for finding in findings] == [
         ("nvidia-fabricmanager", "pass"),
         ("nvlsm", "fail"),
     ]
@@ -486,8 +486,8 @@ def test_a_platform_with_hidden_switches_needs_its_services_too() -> None:
 
 def test_nvlsm_without_a_unit_of_its_own_is_started_by_the_fabric_manager() -> None:
     units = (unit("nvidia-fabricmanager.service"),)
-    found = judged("fabric.manager", eight(B200, units=units, packages=(package("nvlsm", held=False),)))
-    assert [(finding.component, finding.status.value) for finding in found] == [
+    findings = judged("fabric.manager", eight(B200, units=units, packages=(package("nvlsm", held=False),)))
+    assert [(finding.component, finding.status.value) for finding in findings] == [
         ("nvidia-fabricmanager", "pass"),
         ("nvlsm", "pass"),
     ]
@@ -561,9 +561,9 @@ NOT_SURE = [(95, "warn"), (46, "warn"), (109, "warn"), (94, "warn"), (121, "warn
     [(model, *case) for model in (V100, T4) for case in OLDER + NOT_SURE] + [(H100, *case) for case in NEWER],
 )
 def test_an_xid_means_what_it_means_on_the_model(model: str, number: int, status: str) -> None:
-    found = one("gpu.xid", node(smi_gpu(model), kernel_log=log(xid(number))))
-    assert found[0] == status
-    assert ("not sure for" in found[1]) is ((number, status) in NOT_SURE and model != H100)
+    verdict = one("gpu.xid", node(smi_gpu(model), kernel_log=log(xid(number))))
+    assert verdict[0] == status
+    assert ("not sure for" in verdict[1]) is ((number, status) in NOT_SURE and model != H100)
 
 
 def test_an_older_gpu_retires_pages_and_a_newer_one_remaps_rows() -> None:
@@ -599,8 +599,8 @@ RECOVERED = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (N
 )
 def test_the_last_recovery_action_is_the_one_that_holds(messages: list[str], status: str) -> None:
     events = (xid(154).model_copy(update={"message": message}) for message in messages)
-    found = one("gpu.xid", node(kernel_log=log(*events)))
-    assert (found[0], messages[-1] in found[1]) == (status, True)
+    verdict = one("gpu.xid", node(kernel_log=log(*events)))
+    assert (verdict[0], messages[-1] in verdict[1]) == (status, True)
 
 
 def test_the_recovery_action_of_each_gpu_is_its_own() -> None:
@@ -608,8 +608,8 @@ def test_the_recovery_action_of_each_gpu_is_its_own() -> None:
         xid(154).model_copy(update={"message": NEEDS_RESET}),
         xid(154, slot="0000:99:00.0").model_copy(update={"message": RECOVERED}),
     )
-    found = judged("gpu.xid", node(kernel_log=log(*events)))
-    assert [(finding.component, finding.status.value) for finding in found] == [
+    findings = judged("gpu.xid", node(kernel_log=log(*events)))
+    assert [(finding.component, finding.status.value) for finding in findings] == [
         ("gpu at 0000:99:00.0", "pass"),
         ("gpu0", "fail"),
     ]
@@ -617,16 +617,16 @@ def test_the_recovery_action_of_each_gpu_is_its_own() -> None:
 
 def test_xids_are_folded_by_gpu_and_number_and_report_what_to_do() -> None:
     events = (xid(79, time="10:00"), xid(31, process="python"), xid(79, time="10:05"), xid(79, slot="0000:99:00.0"))
-    found = judged("gpu.xid", node(kernel_log=log(*events)))
-    assert [(finding.component, finding.measured) for finding in found] == [
+    findings = judged("gpu.xid", node(kernel_log=log(*events)))
+    assert [(finding.component, finding.measured) for finding in findings] == [
         ("gpu at 0000:99:00.0", 1),
         ("gpu0", 1),
         ("gpu0", 2),
     ]
-    assert found[2].message == "Xid 79, 2 times, last at 10:05: The GPU has fallen off the bus"
-    assert found[2].remedy is not None
-    assert found[2].remedy.startswith("Drain the node and restart it")
-    assert "process python" in found[1].message
+    assert findings[2].message == "Xid 79, 2 times, last at 10:05: The GPU has fallen off the bus"
+    assert findings[2].remedy is not None
+    assert findings[2].remedy.startswith("Drain the node and restart it")
+    assert "process python" in findings[1].message
 
 
 @pytest.mark.parametrize(
@@ -659,8 +659,8 @@ def test_a_containers_log_is_the_hosts_unless_it_is_of_simulated_hardware() -> N
     ],
 )
 def test_variables_that_harm_everybody(settings: list[tuple[str, str]], status: str) -> None:
-    found = tuple(EnvironmentSetting(path="/etc/environment", name=name, value=value) for name, value in settings)
-    assert one("host.environment", node(environment=found))[0] == status
+    variables = tuple(EnvironmentSetting(path="/etc/environment", name=name, value=value) for name, value in settings)
+    assert one("host.environment", node(environment=variables))[0] == status
 
 
 def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
@@ -671,7 +671,7 @@ def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
 
 
 @pytest.mark.parametrize(
-    ("found", "status", "amount"),
+    ("host_limits", "status", "amount"),
     [
         (limits(("*", "-", "memlock", "unlimited"), nofile="524288"), "pass", "unlimited"),
         (limits(("*", "-", "memlock", "unlimited"), ("*", "hard", "memlock", "64"), nofile="524288"), "warn", "64 KiB"),
@@ -681,14 +681,14 @@ def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
         (limits(("*", "-", "memlock", "9" * 5000), nofile="9" * 5000), "warn", "9" * 5000),
     ],
 )
-def test_memory_may_be_locked_where_there_is_rdma(found: Limits, status: str, amount: str) -> None:
+def test_memory_may_be_locked_where_there_is_rdma(host_limits: Limits, status: str, amount: str) -> None:
     device = IbDevice(name="mlx5_0", firmware=None, board_id=None, type=None, slot=None, numa_node=None, ports=())
     by_component = {
-        finding.component: finding for finding in judged("host.limits", node(limits=found, infiniband=(device,)))
+        finding.component: finding for finding in judged("host.limits", node(limits=host_limits, infiniband=(device,)))
     }
     assert by_component["memlock"].status.value == status
     assert by_component["memlock"].message == f"{amount} of memory may be locked"
-    assert [finding.component for finding in judged("host.limits", node(limits=found))] == ["nofile"]
+    assert [finding.component for finding in judged("host.limits", node(limits=host_limits))] == ["nofile"]
 
 
 def package(name: str, *, held: bool) -> Package:
@@ -719,8 +719,8 @@ def package(name: str, *, held: bool) -> Package:
     ],
 )
 def test_upgrades_that_the_system_makes_by_itself(updates: dict[str, Any] | None, held: bool, status: str) -> None:
-    found = AutomaticUpdates(**{"tool": "unattended-upgrades", **updates}) if updates is not None else None
-    facts = node(automatic_updates=found, packages=(package("libcuda1", held=held),))
+    upgrades = AutomaticUpdates(**{"tool": "unattended-upgrades", **updates}) if updates is not None else None
+    facts = node(automatic_updates=upgrades, packages=(package("libcuda1", held=held),))
     assert one("driver.automatic-updates", facts)[0] == status
 
 
@@ -753,7 +753,7 @@ def test_a_missing_ecc_mode_is_an_error_where_the_model_is_known_to_have_ecc(
     number: str, name: str, status: str
 ) -> None:
     facts = node(smi_gpu(number, name=name, ecc={"enabled": None}))
-    assert {one.status.value for one in registry["gpu.ecc-mode"].findings(facts, Expectation())} == {status}
+    assert {finding.status.value for finding in registry["gpu.ecc-mode"].findings(facts, Expectation())} == {status}
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ def judged(results: list[dict[str, Any]]) -> dict[str, list[Finding]]:
     bundle = Bundle(host="n", collected_at="now", commands={}, files={}, results=results)
     known = {"pci": (T4,), "loaded_driver": DRIVER, "architecture": "x86_64", "gaps": {}}
     node = facts_from_bundle(bundle).model_copy(update=known)
-    found: dict[str, list[Finding]] = {}
+    by_check: dict[str, list[Finding]] = {}
     for finding in judge(node, Expectation(), level="deep"):
         if finding.check.startswith(("container.", "framework.", "performance.")):
-            found.setdefault(finding.check, []).append(finding)
-    return found
+            by_check.setdefault(finding.check, []).append(finding)
+    return by_check
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_checks_of_the_broken_record_alone_are_errors(
     number: int, checks: set[str], change: dict[str, Any]
 ) -> None:
     well = judged(RESULTS)
-    broken = judged([one | change if index == number else one for index, one in enumerate(RESULTS)])
+    broken = judged([record | change if index == number else record for index, record in enumerate(RESULTS)])
     assert {check for check in well if broken[check] != well[check]} == checks
     for check in checks:
         assert Status.PASS in {finding.status for finding in well[check]}
@@ -68,8 +68,8 @@ def test_the_checks_of_the_broken_record_alone_are_errors(
 
 
 def test_of_several_gpus_the_one_with_a_broken_record_is_named() -> None:
-    found = judged([*RESULTS[:3], tensor(1) | {"seconds": "long"}, RESULTS[4]])["framework.tensor"]
-    assert {(finding.component, finding.status) for finding in found} == {
+    findings = judged([*RESULTS[:3], tensor(1) | {"seconds": "long"}, RESULTS[4]])["framework.tensor"]
+    assert {(finding.component, finding.status) for finding in findings} == {
         ("cuda:0", Status.PASS),
         ("cuda:1", Status.ERROR),
     }
@@ -99,8 +99,9 @@ def test_a_record_that_is_reported_as_judged_is(name: str) -> None:
     findings = judged([*RESULTS, {"record": name}])
     assert [
         check
-        for check, found in findings.items()
-        if check != "container.runs" and any(f"is not a record of a workload {name}: " in one.message for one in found)
+        for check, of_check in findings.items()
+        if check != "container.runs"
+        and any(f"is not a record of a workload {name}: " in finding.message for finding in of_check)
     ]
 
 

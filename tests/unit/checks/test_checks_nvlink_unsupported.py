@@ -28,13 +28,13 @@ CHECKS = {"nvlink.count", "nvlink.state", "nvlink.speed", "nvlink.errors"}
 
 def statuses(edit: dict[str, str]) -> dict[str, set[str]]:
     """The statuses of the checks on NVLink for eight H100 with other listings."""
-    found: dict[str, set[str]] = {}
+    by_check: dict[str, set[str]] = {}
     document = hgx()
     for key, text in edit.items():
         document["commands"][key] = {**document["commands"][key], "stdout": text}
     for finding in judge(facts_of(json.dumps(document)), Expectation(), "quick", CHECKS):
-        found.setdefault(finding.check, set()).add(finding.status.value)
-    return found
+        by_check.setdefault(finding.check, set()).add(finding.status.value)
+    return by_check
 
 
 def listing(key: str) -> str:
@@ -60,12 +60,12 @@ def test_one_gpu_alone_without_an_answer_is_undetermined(wording: str, message: 
     """The others of its model have NVLink: it is not the model that lacks it."""
     blocks = re.split(r"(?m)(?=^GPU \d+:)", listing(STATUS))
     blocks[3] = blocks[3].partition("\n")[0] + f"\n\t {message or wording}\n"
-    found = statuses({STATUS: "".join(blocks)})
-    assert found["nvlink.count"] == {"pass", "error"}
-    assert found["nvlink.state"] == {"pass", "error"}
+    by_check = statuses({STATUS: "".join(blocks)})
+    assert by_check["nvlink.count"] == {"pass", "error"}
+    assert by_check["nvlink.state"] == {"pass", "error"}
 
 
 def test_one_link_without_an_answer_is_undetermined() -> None:
-    one = listing(STATUS).replace("\t Link 3: 26.562 GB/s\n", "\t Link 3: Not Supported\n", 1)
-    assert one != listing(STATUS)
-    assert statuses({STATUS: one})["nvlink.state"] == {"pass", "error"}
+    text = listing(STATUS).replace("\t Link 3: 26.562 GB/s\n", "\t Link 3: Not Supported\n", 1)
+    assert text != listing(STATUS)
+    assert statuses({STATUS: text})["nvlink.state"] == {"pass", "error"}

@@ -59,7 +59,7 @@ def tenth(record: Document) -> None:
 
 
 def test_the_figures_of_the_tests_below_would_fail() -> None:
-    statuses = {check: {one.status for one in found(changed(tenth), check)} for check in CHECKS}
+    statuses = {check: {finding.status for finding in found(changed(tenth), check)} for check in CHECKS}
     judged = ("host-copy", "device-copy", "peer-copy", "memory", "gemm", "collectives")
     assert all(statuses[f"performance.{name}"] & {Status.FAIL, Status.WARN} for name in judged)
 
@@ -70,9 +70,9 @@ def test_a_simulated_record_is_never_judged(check: str) -> None:
         tenth(record)
         record["simulated"] = True
 
-    assert {one.status for one in found(changed(simulate), check)} == {Status.SKIP}
+    assert {finding.status for finding in found(changed(simulate), check)} == {Status.SKIP}
     node = changed(tenth) | {"simulated": True}
-    assert {one.status for one in found(node, check)} == {Status.SKIP}
+    assert {finding.status for finding in found(node, check)} == {Status.SKIP}
 
 
 @pytest.mark.parametrize("check", ON_GPU)
@@ -81,7 +81,7 @@ def test_a_record_of_the_processor_is_never_judged(check: str) -> None:
         tenth(record)
         record["device"] = "cpu"
 
-    assert {one.status for one in found(changed(on_processor), check)} == {Status.SKIP}
+    assert {finding.status for finding in found(changed(on_processor), check)} == {Status.SKIP}
 
 
 @pytest.mark.parametrize("check", OVER_NCCL)
@@ -91,7 +91,7 @@ def test_gloo_is_never_judged_as_nccl(check: str) -> None:
         if "backend" in record["values"]:
             record["values"] |= {"backend": "gloo", "bad_ranks": [1]}
 
-    assert {one.status for one in found(changed(over_gloo), check)} == {Status.SKIP}
+    assert {finding.status for finding in found(changed(over_gloo), check)} == {Status.SKIP}
 
 
 @pytest.mark.parametrize("check", ["performance.gemm", "performance.host-copy", "performance.memory"])
@@ -101,22 +101,24 @@ def test_a_mig_device_is_not_held_to_the_figures_of_a_gpu(check: str) -> None:
         if "uuid" in record["values"]:
             record["values"]["mig"] = 0
 
-    assert {one.status for one in found(changed(divide), check)} == {Status.SKIP}
+    assert {finding.status for finding in found(changed(divide), check)} == {Status.SKIP}
 
 
 def test_nothing_measured_is_distinguished_from_a_payload_that_broke_off() -> None:
     for check in CHECKS:
-        assert [(one.status, one.message) for one in found(hgx(), check)] == [
+        assert [(finding.status, finding.message) for finding in found(hgx(), check)] == [
             (Status.SKIP, "nothing was measured on this node")
         ]
 
 
 def test_corruption_names_gpu_and_block() -> None:
     document = deepcopy(hgx_measured())
-    (record,) = (one for one in document["results"] if (one["record"], one["component"]) == ("gemm.tf32", "cuda:5"))
+    (record,) = (
+        record for record in document["results"] if (record["record"], record["component"]) == ("gemm.tf32", "cuda:5")
+    )
     block = {"round": 7, "row": 256, "column": 384, "rows": 128, "columns": 64, "wrong": 1}
     record["values"] |= {"wrong": 1, "corrupted": [{**block, "first_row": 300, "first_column": 400}]}
-    (bad,) = (one for one in found(document, "performance.gemm") if one.status is Status.FAIL)
+    (bad,) = (finding for finding in found(document, "performance.gemm") if finding.status is Status.FAIL)
     assert (bad.component, bad.measured, bad.recommended_state) == ("gpu5", 1, "drain")
     for word in ("tf32", "product 7", "256 to 383", "384 to 447", "(300, 400)"):
         assert word in bad.message
@@ -124,17 +126,17 @@ def test_corruption_names_gpu_and_block() -> None:
 
 def test_a_bad_link_is_named_by_its_gpus_and_a_bad_gpu_once() -> None:
     document = deepcopy(hgx_measured())
-    (record,) = (one for one in document["results"] if one["record"] == "nccl.pairs")
+    (record,) = (record for record in document["results"] if record["record"] == "nccl.pairs")
     links = [{"ranks": pair, "verdict": "slow", "bandwidth_gb_per_s": 4.0} for pair in ([2, 5], [0, 7], [3, 4])]
     record["values"] |= {"bad": links, "cleared": 25}
-    assert [one.component for one in found(document, "performance.bad-links")] == [
+    assert [finding.component for finding in found(document, "performance.bad-links")] == [
         "gpu2-gpu5",
         "gpu0-gpu7",
         "gpu3-gpu4",
     ]
     record["values"]["bad_ranks"] = [3]
-    bad = [one for one in found(document, "performance.bad-links") if one.status is Status.FAIL]
-    assert [one.component for one in bad] == ["gpu3", "gpu2-gpu5", "gpu0-gpu7"]
+    bad = [finding for finding in found(document, "performance.bad-links") if finding.status is Status.FAIL]
+    assert [finding.component for finding in bad] == ["gpu3", "gpu2-gpu5", "gpu0-gpu7"]
 
 
 def test_one_gpu_slower_than_its_siblings_is_found_without_any_mark() -> None:
@@ -142,7 +144,7 @@ def test_one_gpu_slower_than_its_siblings_is_found_without_any_mark() -> None:
     for record in document["results"]:
         if record["record"] == "gemm.fp64" and record["component"] == "cuda:2":
             record["values"]["tflops"] *= 1 / 3
-    assert {one.status for one in found(document, "performance.gemm")} == {Status.PASS, Status.SKIP}
+    assert {finding.status for finding in found(document, "performance.gemm")} == {Status.PASS, Status.SKIP}
     (slow,) = found(document, "performance.siblings")
     assert (slow.status, slow.component, slow.source) == (Status.FAIL, "gpu2", "the other GPUs of the node")
 
@@ -184,15 +186,15 @@ def test_links_are_compared_with_those_of_their_kind(joined: str, slow: dict[str
     document = deepcopy(pcie_measured())
     topology = document["commands"]["nvidia-smi-topo"]
     topology["stdout"] = topology["stdout"].replace("\tNODE", f"\t{joined}")
-    (record,) = [one for one in document["results"] if one["record"] == "nccl.pairs"]
+    (record,) = [record for record in document["results"] if record["record"] == "nccl.pairs"]
     bad = [
         {"ranks": [int(rank) for rank in pair.split("-")], "verdict": "slow", "bandwidth_gb_per_s": rate}
         for pair, rate in slow.items()
     ]
     record["values"] |= {"bad": bad, "cleared": 6 - len(bad), "slow_factor": 1.5}
     verdicts = found(document, "performance.bad-links")
-    assert [one.component for one in verdicts if one.status is Status.FAIL] == named
-    assert {one.status for one in verdicts} == ({Status.FAIL} if named else {Status.PASS})
+    assert [verdict.component for verdict in verdicts if verdict.status is Status.FAIL] == named
+    assert {verdict.status for verdict in verdicts} == ({Status.FAIL} if named else {Status.PASS})
 
 
 def test_a_part_that_broke_is_one_failure() -> None:
@@ -202,9 +204,9 @@ def test_a_part_that_broke_is_one_failure() -> None:
         if record["record"] in ("gemm.bf16", "burn.gemm", "nccl.all-gather"):
             record |= {"error": "CUDA error: uncorrectable ECC error encountered", "values": {}}
     for check in ("gemm", "burn", "collectives"):
-        assert Status.FAIL in {one.status for one in found(document, f"performance.{check}")}
+        assert Status.FAIL in {finding.status for finding in found(document, f"performance.{check}")}
     for check in ("clocks", "transport"):
-        assert {one.status for one in found(document, f"performance.{check}")} == {Status.PASS, Status.SKIP}
+        assert {finding.status for finding in found(document, f"performance.{check}")} == {Status.PASS, Status.SKIP}
 
 
 def test_shared_memory_is_not_good_where_the_links_of_the_gpus_are_not_known() -> None:
@@ -213,27 +215,27 @@ def test_shared_memory_is_not_good_where_the_links_of_the_gpus_are_not_known() -
     for record in document["results"]:
         if record["record"].startswith("nccl.") and "kinds" in record["values"]:
             record["values"] |= {"kinds": ["SHM"], "transports": {"SHM/direct/direct": 8}}
-    before = {one.status for one in found(document, "performance.transport")}
+    before = {finding.status for finding in found(document, "performance.transport")}
     del document["commands"]["nvidia-smi-topo"]
     # L40S have no NVLink at all.
-    assert before == {one.status for one in found(document, "performance.transport")} == {Status.PASS}
+    assert before == {finding.status for finding in found(document, "performance.transport")} == {Status.PASS}
     for name, answer in document["commands"].items():
         if name.startswith("lspci"):
             answer["stdout"] = answer["stdout"].replace("10de:26b9", "10de:20b5")
     smi = document["commands"]["nvidia-smi-xml"]
     smi["stdout"] = smi["stdout"].replace("NVIDIA L40S<", "NVIDIA A100 80GB PCIe<").replace("26B910DE", "20B510DE")
-    assert {one.status for one in found(document, "performance.transport")} == {Status.ERROR}
+    assert {finding.status for finding in found(document, "performance.transport")} == {Status.ERROR}
 
 
 def test_the_links_of_the_node_decide_about_a_collective() -> None:
     """The same figures are good over PCIe, and a failure where NVSwitches join the GPUs."""
     slow = deepcopy(hgx_measured())
-    pcie = {one["record"]: one for one in pcie_measured()["results"] if one["record"].startswith("nccl.")}
+    pcie = {record["record"]: record for record in pcie_measured()["results"] if record["record"].startswith("nccl.")}
     for record in slow["results"]:
         if record["record"] == "nccl.all-gather":
             record["values"]["rows"] = pcie["nccl.all-gather"]["values"]["rows"]
-    assert {one.status for one in found(pcie_measured(), "performance.collectives")} == {Status.PASS}
-    (bad,) = (one for one in found(slow, "performance.collectives") if one.status is not Status.PASS)
+    assert {finding.status for finding in found(pcie_measured(), "performance.collectives")} == {Status.PASS}
+    (bad,) = (finding for finding in found(slow, "performance.collectives") if finding.status is not Status.PASS)
     assert (bad.status, bad.figure and bad.figure.metric) == (Status.FAIL, "all_gather_busbw")
 
 
@@ -260,7 +262,7 @@ def test_the_verdict_on_a_recorded_diagnosis(name: str, expected: object) -> Non
             parsed("dcgm-diag", text)
         return
     answer = DcgmDiag.model_validate(parsed("dcgm-diag", text))
-    verdicts = {(one.component, one.status) for one in of_diag(answer)}
+    verdicts = {(verdict.component, verdict.status) for verdict in of_diag(answer)}
     print(answer.overall, verdicts)
     if expected is not None:
         assert verdicts == expected
@@ -285,4 +287,4 @@ def test_between_nodes_efa_is_reached_by_libfabric(layer: str, kinds: list[str],
     for record in document["results"]:
         if record["record"].startswith("nccl.") and "kinds" in record["values"]:
             record["values"] |= {"nodes": 2, "kinds": kinds, "transports": {}}
-    assert {one.status for one in found(document, "performance.transport")} == {status}
+    assert {finding.status for finding in found(document, "performance.transport")} == {status}

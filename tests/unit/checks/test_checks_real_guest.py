@@ -33,9 +33,11 @@ def judged(node: NodeFacts, *checks: str) -> list[Finding]:
 
 def test_only_what_the_image_lacks_is_unknown_and_nothing_fails() -> None:
     # A check that came later may need what the probe of that day did not read.
-    known = [one for one in judged(guest()) if NOT_COLLECTED not in one.message]
-    found = {(one.check, one.status.value) for one in known if one.status not in (Status.PASS, Status.SKIP)}
-    assert found == {
+    known = [finding for finding in judged(guest()) if NOT_COLLECTED not in finding.message]
+    statuses = {
+        (finding.check, finding.status.value) for finding in known if finding.status not in (Status.PASS, Status.SKIP)
+    }
+    assert statuses == {
         ("container.docker-api", "error"),
         ("host.exposed-services", "error"),
         ("host.time", "error"),
@@ -62,8 +64,8 @@ def test_only_what_the_image_lacks_is_unknown_and_nothing_fails() -> None:
 )
 def test_what_does_not_apply_is_skipped(check: str, message: str) -> None:
     findings = judged(guest(), check)
-    assert {one.status for one in findings} == {Status.SKIP}
-    assert all(message in one.message for one in findings), [one.message for one in findings]
+    assert {finding.status for finding in findings} == {Status.SKIP}
+    assert all(message in finding.message for finding in findings), [finding.message for finding in findings]
 
 
 @pytest.mark.parametrize(
@@ -79,28 +81,28 @@ def test_what_does_not_apply_is_skipped(check: str, message: str) -> None:
     ],
 )
 def test_its_measurements_are_judged(check: str, least: int, most: int) -> None:
-    found = [one.status for one in judged(guest(), check)]
-    assert least <= found.count(Status.PASS) <= most
+    statuses = [finding.status for finding in judged(guest(), check)]
+    assert least <= statuses.count(Status.PASS) <= most
 
 
 def test_a_single_rank_of_a_node_with_several_gpus_is_unknown() -> None:
     (gpu,) = guest().gpus_on_bus or ()
     second = gpu.model_copy(update={"slot": "0000:00:07.0"})
     node = guest().model_copy(update={"pci": (*(guest().pci or ()), second)})
-    found = judged(node, "performance.collectives", "performance.transport")
-    assert {one.status for one in found} == {Status.ERROR}
+    findings = judged(node, "performance.collectives", "performance.transport")
+    assert {finding.status for finding in findings} == {Status.ERROR}
 
 
 def test_with_systemd_a_missing_daemon_is_a_warning() -> None:
     with_it = guest().model_copy(update={"systemd": True})
-    warned = [one.component for one in judged(with_it, "gpu.persistence") if one.status is Status.WARN]
+    warned = [finding.component for finding in judged(with_it, "gpu.persistence") if finding.status is Status.WARN]
     assert warned == ["nvidia-persistenced"]
 
 
 def test_a_kernel_that_is_installed_may_bring_nouveau() -> None:
     kernel = Kernel(release="6.8.0-90-generic", package="linux-image", running=False, newest=True, headers=True)
     findings = judged(guest().model_copy(update={"kernels": (kernel,)}), "driver.nouveau")
-    assert [one.status for one in findings] == [Status.WARN]
+    assert [finding.status for finding in findings] == [Status.WARN]
 
 
 @pytest.mark.parametrize(("number", "status"), [(1, Status.SKIP), (4, Status.SKIP), (7, Status.ERROR)])
@@ -109,7 +111,7 @@ def test_a_guest_with_a_part_of_a_board_needs_no_fabric_manager(number: int, sta
     more = tuple(gpu.model_copy(update={"slot": f"0000:00:{6 + index:02x}.0"}) for index in range(number))
     others = tuple(device for device in guest().pci or () if device != gpu)
     node = guest().model_copy(update={"pci": (*others, *more)})
-    assert {one.status for one in judged(node, "fabric.manager")} == {status}
+    assert {finding.status for finding in judged(node, "fabric.manager")} == {status}
 
 
 @pytest.mark.parametrize(
@@ -117,8 +119,8 @@ def test_a_guest_with_a_part_of_a_board_needs_no_fabric_manager(number: int, sta
     [("nvidia-smi", False), ("python3", True)],
 )
 def test_a_running_nvidia_smi_keeps_no_gpu_busy(process: str, used: bool) -> None:
-    one = GpuProcess(pid=1004, name=process, type=None, user="root", devices=HOLDS)
-    node = guest().model_copy(update={"gpu_processes": (one,)})
+    gpu_process = GpuProcess(pid=1004, name=process, type=None, user="root", devices=HOLDS)
+    node = guest().model_copy(update={"gpu_processes": (gpu_process,)})
     use = gpus.choose(node, force=False, without=True)
     assert bool(use.skipped) is used
     assert len(use.indices) == (0 if used else 1)

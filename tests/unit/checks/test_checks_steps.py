@@ -50,6 +50,6 @@ def gpu(group: int) -> PciDevice:
     ],
 )
 def test_a_cause_is_named_where_the_node_has_it(facts: dict[str, Any], words: list[str]) -> None:
-    found = causes_of_slow_launches(node(**facts), ON_HOST)
-    assert len(found) == len(words)
-    assert [word for word, text in zip(words, found, strict=True) if word not in text] == []
+    causes = causes_of_slow_launches(node(**facts), ON_HOST)
+    assert len(causes) == len(words)
+    assert [word for word, text in zip(words, causes, strict=True) if word not in text] == []

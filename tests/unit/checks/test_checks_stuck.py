@@ -21,5 +21,5 @@ from gpunode.facts.running import Process
 def test_the_function_counts_and_not_the_name(name: str, waits_in: str | None, status: str) -> None:
     stuck = (Process(pid=78, name=name, waits_in=waits_in),)
     facts = NodeFacts(host="n", collected_at="2026-11-20T12:00:00Z", stuck_processes=stuck)
-    (found,) = registry["host.stuck-processes"].findings(facts, Expectation())
-    assert found.status.value == status
+    (finding,) = registry["host.stuck-processes"].findings(facts, Expectation())
+    assert finding.status.value == status

@@ -31,8 +31,8 @@ CONTAINER = {"image": "lab/torch", "engine": "docker 26.1.5", "gpus": "cdi"}
 
 
 def record(name: str, values: Mapping[str, Any] | None = None, **more: Any) -> Record:
-    given = {"device": "cuda", "seconds": 1.0, "container": CONTAINER, "values": dict(values or {})}
-    return Record.model_validate({"record": name, **given, **more})
+    fields = {"device": "cuda", "seconds": 1.0, "container": CONTAINER, "values": dict(values or {})}
+    return Record.model_validate({"record": name, **fields, **more})
 
 
 def found(*records: Record, simulated: bool = False, **facts: Any) -> dict[str, list[Finding]]:
@@ -80,16 +80,18 @@ def test_all_busy_is_skip_with_the_reason_and_nothing_else_is_judged() -> None:
     answer = found(record("container", skipped="every GPU is busy: gpu0: python3 (pid 4242, alice)"))
     (finding,) = answer["container.runs"]
     assert (finding.status, finding.message) == (Status.SKIP, "every GPU is busy: gpu0: python3 (pid 4242, alice)")
-    assert {one.status for check in STANDARD for one in answer[check]} == {Status.SKIP}
-    assert {one.message for check in STANDARD for one in answer[check]} == {
+    assert {finding.status for check in STANDARD for finding in answer[check]} == {Status.SKIP}
+    assert {finding.message for check in STANDARD for finding in answer[check]} == {
         "nothing ran in a container (container.runs reports the cause)"
     }
 
 
 def test_no_engine_is_reported_once() -> None:
     answer = found(record("container", error="no Docker on this node", container=None))
-    assert [(one.status, one.message) for one in answer["container.runs"]] == [(Status.ERROR, "no Docker on this node")]
-    assert {one.status for check in STANDARD for one in answer[check]} == {Status.SKIP}
+    assert [(finding.status, finding.message) for finding in answer["container.runs"]] == [
+        (Status.ERROR, "no Docker on this node")
+    ]
+    assert {finding.status for check in STANDARD for finding in answer[check]} == {Status.SKIP}
 
 
 def test_on_the_host_there_is_no_container_to_judge() -> None:
@@ -98,11 +100,11 @@ def test_on_the_host_there_is_no_container_to_judge() -> None:
         record("container", {"complete": True, "gpus": 1}, container=None, seconds=9.0),
     )
     answer = found(*records)
-    assert [(one.status, one.message) for one in answer["container.runs"]] == [
+    assert [(finding.status, finding.message) for finding in answer["container.runs"]] == [
         (Status.SKIP, "ran with 1 GPU in 9 s on the host itself, in no container")
     ]
     for check in ("container.shm", "container.memlock", "container.stack"):
-        assert [one.status for one in answer[check]] == [Status.SKIP]
+        assert [finding.status for finding in answer[check]] == [Status.SKIP]
     (finding,) = found(records[0])["container.runs"]
     assert finding.status is Status.SKIP
 
@@ -111,8 +113,10 @@ def test_what_was_not_run_for_lack_of_time_is_an_error_and_no_failure() -> None:
     reason = "not run: the 890 s for all are used up"
     records = [record(name, undetermined=reason) for name in sorted(JUDGED - {"container"})]
     answer = found(*records, record("container", {"complete": True, "gpus": 1}, error="the payload did not end"))
-    statuses = {check: {one.status for one in findings} for check, findings in answer.items()}
-    assert {check for check, found in statuses.items() if Status.FAIL in found or Status.PASS in found} == set()
+    statuses = {check: {finding.status for finding in findings} for check, findings in answer.items()}
+    assert {
+        check for check, outcomes in statuses.items() if Status.FAIL in outcomes or Status.PASS in outcomes
+    } == set()
     for check in ("container.shm", "container.memlock", "container.stack", "framework.wheel"):
         assert statuses[check] == {Status.ERROR}  # the others are skipped, and name the one that reports the cause
 
@@ -180,7 +184,7 @@ def test_what_a_plain_docker_run_gets_is_judged_and_not_what_the_payload_was_giv
     records = (record("versions.limits", enough), record("defaults.limits", limits), record("container", {}))
     answer = found(*records)
     checks = ("container.shm", "container.memlock", "container.stack")
-    assert tuple(one.status.value for check in checks for one in answer[check]) == statuses
+    assert tuple(finding.status.value for check in checks for finding in answer[check]) == statuses
 
 
 @pytest.mark.parametrize(("complete", "error"), [(False, None), (None, None), (True, "the connection broke off")])
@@ -201,8 +205,8 @@ STUB = "/usr/lib/libnvidia-ml.so.580.95.05 has no function nvmlInit_v2: is it th
 def test_a_library_that_is_none_is_a_fault_on_real_nodes_alone(simulated: bool, status: Status) -> None:
     records = (record("versions.nvml", error=STUB), record("versions.cuda", error=STUB))
     answer = found(*records, simulated=simulated)
-    assert [one.status for one in answer["container.gpus"]] == [status]
-    assert [one.status for one in answer["container.forward-compat"]] == [Status.SKIP]
+    assert [finding.status for finding in answer["container.gpus"]] == [status]
+    assert [finding.status for finding in answer["container.forward-compat"]] == [Status.SKIP]
 
 
 TORCH_CPU = {"version": "2.13.0+cpu", "available": False, "count": 0}
@@ -218,8 +222,8 @@ def test_a_result_of_the_processor_never_counts_as_one_of_a_gpu() -> None:
     for simulated in (True, False):
         answer = found(*records, simulated=simulated)
         for check in ("framework.tensor", "framework.amp", "framework.compile"):
-            assert [one.status for one in answer[check]] == [Status.SKIP]
-        assert [one.status for one in answer["framework.wheel"]] == [Status.SKIP if simulated else Status.FAIL]
+            assert [finding.status for finding in answer[check]] == [Status.SKIP]
+        assert [finding.status for finding in answer["framework.wheel"]] == [Status.SKIP if simulated else Status.FAIL]
 
 
 def test_the_wheel_that_fits_is_named() -> None:
@@ -257,8 +261,8 @@ def test_container_cuda_passes_the_wheel_that_is_named(device: str, capability: 
                 "container.cuda", device, driver, torch, record("versions.system", {"python": "3.12"})
             ).status
         remedy = only("framework.wheel", device, driver, record("versions.torch", TORCH_CPU, device="cpu")).remedy
-        chosen = [one for series, one in status.items() if f"whl/cu{series.replace('.', '')}," in str(remedy)]
-        best = next((one for one in (Status.PASS, Status.WARN) if one in status.values()), None)
+        chosen = [outcome for series, outcome in status.items() if f"whl/cu{series.replace('.', '')}," in str(remedy)]
+        best = next((outcome for outcome in (Status.PASS, Status.WARN) if outcome in status.values()), None)
         assert chosen == ([] if best is None else [best]), (branch, remedy, status)
         named += len(chosen)
     assert named > 3
@@ -303,10 +307,10 @@ def test_no_value_breaks_a_check(value: Any) -> None:
     }
     for name, names in keys.items():
         for key in names:
-            answer = found(*(record(one, {key: value} if one == name else {}) for one in keys))
-            reported = [one for findings in answer.values() for one in findings]
-            assert not [one for one in reported if "failed to run" in one.message], (name, key)
-            assert Status.PASS not in {one.status for one in reported if one.check != "container.runs"}
+            answer = found(*(record(record_name, {key: value} if record_name == name else {}) for record_name in keys))
+            reported = [finding for findings in answer.values() for finding in findings]
+            assert not [finding for finding in reported if "failed to run" in finding.message], (name, key)
+            assert Status.PASS not in {finding.status for finding in reported if finding.check != "container.runs"}
 
 
 @pytest.mark.parametrize(
@@ -389,12 +393,12 @@ def test_a_tensorflow_for_the_processor_is_a_skip_beside_a_pytorch_for_gpus(
 def test_what_was_not_run_fails_nothing(reason: str) -> None:
     names = ("gpus.kernel", *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "collective", "tensorflow")))
     answer = found(*(record(name, undetermined=reason) for name in names))
-    reported = [one for check, findings in answer.items() for one in findings if reason in one.message]
-    assert {one.check for one in reported} == {
+    reported = [finding for check, findings in answer.items() for finding in findings if reason in finding.message]
+    assert {finding.check for finding in reported} == {
         "container.compute",
         *(name.replace("works", "work") for name in names[1:]),
     }
-    assert {one.status for one in reported} == {Status.ERROR}
+    assert {finding.status for finding in reported} == {Status.ERROR}
 
 
 def test_a_simulated_gpu_is_a_skip_for_all_that_computes() -> None:

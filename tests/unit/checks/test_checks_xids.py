@@ -44,10 +44,10 @@ def statuses(*events: KernelEvent, model: str = H100) -> list[str]:
 
 
 def test_a_burst_is_one_incident_led_by_the_most_severe() -> None:
-    (found,) = judged(node(xid(31, "10:00:00"), xid(79, "10:00:02"), xid(45, "10:02:50"), xid(45, "10:05:00")))
-    assert (found.status.value, found.measured) == ("fail", 1)
-    assert "Xid 79" in found.message
-    assert "Xid 31, 45" in found.message
+    (finding,) = judged(node(xid(31, "10:00:00"), xid(79, "10:00:02"), xid(45, "10:02:50"), xid(45, "10:05:00")))
+    assert (finding.status.value, finding.measured) == ("fail", 1)
+    assert "Xid 79" in finding.message
+    assert "Xid 31, 45" in finding.message
 
 
 def test_silence_ends_a_burst_after_the_time_of_the_policy() -> None:
@@ -63,9 +63,9 @@ def test_gpus_are_judged_apart() -> None:
 
 def test_eight_hundred_lines_are_one_finding_that_counts_the_distinct_ones() -> None:
     lines = [xid(95, f"10:{at // 60:02}:{at % 60:02}", f"Uncontained: SM {at % 29}") for at in range(800)]
-    (found,) = judged(node(*lines))
-    assert found.measured == 800
-    assert "800 times (29 distinct)" in found.message
+    (finding,) = judged(node(*lines))
+    assert finding.measured == 800
+    assert "800 times (29 distinct)" in finding.message
 
 
 def test_an_xid_45_that_comes_again_and_again_is_no_fault() -> None:
@@ -77,9 +77,9 @@ def test_an_xid_45_that_comes_again_and_again_is_no_fault() -> None:
 )
 def test_power_smoothing_that_is_back_cancels_its_end(numbers: tuple[int, ...], status: str) -> None:
     events = [xid(number, f"10:{10 * at:02}:00") for at, number in enumerate(numbers)]
-    found = {finding.status.value for finding in judged(node(*events))}
-    assert status in found
-    assert found <= {status, "pass"}
+    statuses = {finding.status.value for finding in judged(node(*events))}
+    assert status in statuses
+    assert statuses <= {status, "pass"}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_xid_74_by_its_registers(events: list[KernelEvent], status: str) -> None
 
 
 def test_a_consequence_is_left_to_what_came_with_it() -> None:
-    (found,) = judged(node(nvlink(SOLO), xid(79, "10:00:01")))
-    assert "Xid 79" in found.message
+    (finding,) = judged(node(nvlink(SOLO), xid(79, "10:00:01")))
+    assert "Xid 79" in finding.message
     (alone,) = judged(node(nvlink(SOLO), xid(31, "10:00:01")))
     assert (alone.status.value, "consequence" in alone.message) == ("warn", True)
 
