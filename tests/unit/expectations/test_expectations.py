@@ -89,8 +89,8 @@ def test_a_node_with_unknown_gpus_has_no_limit_and_breaks_nothing() -> None:
     unknown = Shape(None, 0, links={})
     for metric in METRICS:
         where = Where(0, 1 if metric == "peer_to_peer" else None, ranks=8)
-        found = assess(Figure(metric, 1.0, where, 16 * GIB), unknown, CATALOG, GROSS)
-        assert (found.grade, found.limit) == ("unknown", None), metric
+        assessment = assess(Figure(metric, 1.0, where, 16 * GIB), unknown, CATALOG, GROSS)
+        assert (assessment.grade, assessment.limit) == ("unknown", None), metric
 
 
 def test_a_cube_of_eight_carries_a_ring_and_islands_do_not() -> None:
@@ -132,16 +132,16 @@ def test_the_slowest_pcie_link_limits_a_ring() -> None:
     ],
 )
 def test_the_message_size_decides_which_mark_holds(value: float, size: int, grade: str, row: str) -> None:
-    found = assess(Figure("all_reduce_busbw", value, Where(), size), shape("hgx-h100-8"), CATALOG, GROSS)
-    assert (found.grade, found.mark is not None and row in found.mark.origin) == (grade, True)
+    assessment = assess(Figure("all_reduce_busbw", value, Where(), size), shape("hgx-h100-8"), CATALOG, GROSS)
+    assert (assessment.grade, assessment.mark is not None and row in assessment.mark.origin) == (grade, True)
 
 
 def test_a_ring_is_not_held_to_the_figure_of_the_switch() -> None:
     eight = shape("hgx-h200-8")
     ring = Figure("all_reduce_busbw", 367, Where(), 16 * GIB, algorithm="ring")
     assert assess(replace(ring, algorithm=None), eight, CATALOG, GROSS).grade == "bad"
-    found = assess(ring, eight, CATALOG, GROSS)
-    assert (found.grade, "all-reduce-8xh200-sxm-ring-measured" in (found.origin or "")) == ("good", True)
+    assessment = assess(ring, eight, CATALOG, GROSS)
+    assert (assessment.grade, "all-reduce-8xh200-sxm-ring-measured" in (assessment.origin or "")) == ("good", True)
 
 
 def test_other_numbers_of_gpus_and_other_collectives_have_no_pass_mark_of_eight() -> None:
@@ -150,8 +150,8 @@ def test_other_numbers_of_gpus_and_other_collectives_have_no_pass_mark_of_eight(
         Figure("all_reduce_busbw", 330, Where(ranks=4), 16 * GIB),
         Figure("all_gather_busbw", 330, Where(), 16 * GIB),
     ):
-        found = assess(figure, eight, CATALOG, GROSS)
-        assert (found.grade, "busbw-nvswitch" in (found.origin or "")) == ("good", True)
+        assessment = assess(figure, eight, CATALOG, GROSS)
+        assert (assessment.grade, "busbw-nvswitch" in (assessment.origin or "")) == ("good", True)
         assert assess(replace(figure, value=300), eight, CATALOG, GROSS).grade == "low"
         assert assess(replace(figure, value=170), eight, CATALOG, GROSS).grade == "bad"
 
@@ -159,10 +159,10 @@ def test_other_numbers_of_gpus_and_other_collectives_have_no_pass_mark_of_eight(
 def test_what_is_unsure_warns_alone() -> None:
     nvl = shape("azure-nc80adis-h100-v5")
     joined = replace(nvl, links={(0, 1): 18})
-    found = assess(Figure("peer_to_peer", 100, Where(0, 1), GIB), joined, CATALOG, GROSS)
-    assert found.grade == "low"
-    assert found.mark is not None
-    assert found.mark.value == pytest.approx(382.5)
+    assessment = assess(Figure("peer_to_peer", 100, Where(0, 1), GIB), joined, CATALOG, GROSS)
+    assert assessment.grade == "low"
+    assert assessment.mark is not None
+    assert assessment.mark.value == pytest.approx(382.5)
     unclocked = assess(Figure("gemm_bf16", 90), shape("l40s-4"), CATALOG, GROSS)
     assert (unclocked.grade, unclocked.limit is not None and unclocked.limit.sure) == ("low", False)
 
@@ -181,8 +181,8 @@ def test_the_site_replaces_the_catalog_and_the_baseline_adds_to_it() -> None:
     figure, eight = Figure("host_to_device", 40, Where(), GIB), shape("hgx-h100-8")
     assert assess(figure, eight, CATALOG, GROSS).grade == "bad"
     site = replace(GROSS, site={"host_to_device": 35.0}, site_origin="site.yml")
-    found = assess(figure, eight, CATALOG, site)
-    assert (found.grade, found.origin) == ("good", "site.yml")
+    assessment = assess(figure, eight, CATALOG, site)
+    assert (assessment.grade, assessment.origin) == ("good", "site.yml")
     for baseline, grade in ((41.0, "good"), (43.0, "low"), (46.0, "bad")):
         later = assess(figure, eight, CATALOG, replace(site, baseline=baseline, baseline_origin="last run"))
         assert (later.grade, later.origin) == (grade, "site.yml" if grade == "good" and baseline < 38 else "last run")
@@ -192,19 +192,19 @@ def test_no_mark_is_above_what_the_machine_can_do() -> None:
     """An H100 in a slot of Gen4 is held to the share of that slot, not to the figure of Gen5."""
     slot = replace(shape("hgx-h100-8"), pcie={0: (4, 16)})
     assert assess(Figure("host_to_device", 26, Where(), GIB), slot, CATALOG, GROSS).grade == "good"
-    found = assess(Figure("host_to_device", 20, Where(), GIB), slot, CATALOG, GROSS)
-    assert (found.grade, "copy-pcie" in (found.origin or "")) == ("low", True)
+    assessment = assess(Figure("host_to_device", 20, Where(), GIB), slot, CATALOG, GROSS)
+    assert (assessment.grade, "copy-pcie" in (assessment.origin or "")) == ("low", True)
 
 
 def test_without_any_mark_the_figure_is_of_unknown_worth() -> None:
-    found = assess(Figure("gemm_fp64", 30.0), shape("hgx-h100-8"), CATALOG, GROSS)
-    assert (found.grade, found.limit, found.mark, found.ratio) == ("unknown", None, None, None)
-    assert str(found) == "30 TFLOPS"
+    assessment = assess(Figure("gemm_fp64", 30.0), shape("hgx-h100-8"), CATALOG, GROSS)
+    assert (assessment.grade, assessment.limit, assessment.mark, assessment.ratio) == ("unknown", None, None, None)
+    assert str(assessment) == "30 TFLOPS"
 
 
 def test_a_verdict_in_words() -> None:
-    found = assess(Figure("host_to_device", 41.2, Where(), GIB), shape("hgx-h100-8"), CATALOG, GROSS)
-    assert str(found) == "41.2 GB/s, 72% of 57.6 (PCIe 5.0 x16 without packet headers), expected at least 48"
+    assessment = assess(Figure("host_to_device", 41.2, Where(), GIB), shape("hgx-h100-8"), CATALOG, GROSS)
+    assert str(assessment) == "41.2 GB/s, 72% of 57.6 (PCIe 5.0 x16 without packet headers), expected at least 48"
 
 
 def test_every_row_of_the_catalog_is_a_mark_of_some_figure() -> None:

@@ -64,7 +64,7 @@ def reader(files: dict[str, str | None], **commands: CommandResult) -> BundleRea
     )
     for folder in ("/boot/loader/", "/efi/loader/", "/boot/efi/loader/"):
         nothing |= dict.fromkeys((f"{folder}entries/", f"{folder}loader.conf"))
-    named = {name.replace("_", "-"): one for name, one in commands.items()}
+    named = {name.replace("_", "-"): command for name, command in commands.items()}
     return BundleReader(
         Bundle(host="n", collected_at="2026-11-20T00:00:00Z", commands=named, files={**nothing, **files})
     )
@@ -139,9 +139,9 @@ def grub(default: str, **state: str) -> dict[str, str | None]:
     ],
 )
 def test_the_kernel_that_starts_next(files: dict[str, str | None], kernel: str, setting: str) -> None:
-    found = boot.read_next_boot(reader(files))
-    assert (found.kernel, found.setting) == (kernel, setting)
-    assert "ro" in found.arguments.split()
+    next_boot = boot.read_next_boot(reader(files))
+    assert (next_boot.kernel, next_boot.setting) == (kernel, setting)
+    assert "ro" in next_boot.arguments.split()
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_a_damaged_menu_is_a_kernel_of_it_or_a_reason(seed: int) -> None:
         at = chance.randrange(len(lines))
         lines[at] = chance.choice(["", "}", "submenu {", "menuentry '", lines[at][: chance.randrange(60)], "blscfg"])
     try:
-        found = boot.read_next_boot(reader({"/boot/grub/grub.cfg": "\n".join(lines)}))
+        next_boot = boot.read_next_boot(reader({"/boot/grub/grub.cfg": "\n".join(lines)}))
     except UnknownFactError:
         return
-    assert NEW.startswith(found.kernel) or OLD.startswith(found.kernel)
+    assert NEW.startswith(next_boot.kernel) or OLD.startswith(next_boot.kernel)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_a_damaged_menu_is_a_kernel_of_it_or_a_reason(seed: int) -> None:
 def test_a_line_that_keeps_the_module_off_has_its_place(line: str, always: bool | None) -> None:
     folders = dict.fromkeys(MODPROBE_FOLDERS)
     files = {**folders, "/etc/modprobe.d/": "off.conf\n", "/etc/modprobe.d/off.conf": f"# nvidia\n\n{line}\n"}
-    found = boot.read_module_blocks(reader(files))
-    assert [(one.place, one.always) for one in found] == (
+    blocks = boot.read_module_blocks(reader(files))
+    assert [(block.place, block.always) for block in blocks] == (
         [] if always is None else [("/etc/modprobe.d/off.conf:3", always)]
     )
 

@@ -286,9 +286,9 @@ def damage(draw: st.DrawFn, bundle: Bundle) -> Bundle:
 
 def damaged_text(draw: st.DrawFn, text: str) -> str:
     """A text replaced by rubbish, cut, with rubbish in its middle, or with its lines doubled."""
-    place = draw(st.integers(0, len(text)))
+    position = draw(st.integers(0, len(text)))
     rubbish = draw(RUBBISH)
-    return draw(st.sampled_from([rubbish, text[:place], text[:place] + rubbish + text[place:], text + text]))
+    return draw(st.sampled_from([rubbish, text[:position], text[:position] + rubbish + text[position:], text + text]))
 
 
 @settings(max_examples=effort(60, 600), deadline=None, suppress_health_check=list(HealthCheck))

@@ -28,11 +28,11 @@ def rule(family: str, *expressions: dict[str, Any]) -> dict[str, Any]:
     return {"rule": {"family": family, "table": "own", "chain": "in", "handle": 2, "expr": list(expressions)}}
 
 
-def seen(*objects: dict[str, Any], own: str | None = None) -> PacketFilter | None:
-    listing = answer(own) if own is not None else answer("", 1, "Error: No such file or directory\n")
-    found = facts_with({"nft-ruleset": answer(json.dumps({"nftables": [HEAD, *objects]})), "nft-own": listing})
-    assert "packet_filter" not in found.gaps, found.gaps
-    return found.packet_filter
+def seen(*objects: dict[str, Any], role_table: str | None = None) -> PacketFilter | None:
+    listing = answer(role_table) if role_table is not None else answer("", 1, "Error: No such file or directory\n")
+    facts = facts_with({"nft-ruleset": answer(json.dumps({"nftables": [HEAD, *objects]})), "nft-own": listing})
+    assert "packet_filter" not in facts.gaps, facts.gaps
+    return facts.packet_filter
 
 
 def test_the_sample_node() -> None:
@@ -40,14 +40,17 @@ def test_the_sample_node() -> None:
     assert facts.packet_filter == PacketFilter(
         tables=("ip filter", "inet other"), refusing=("ip filter",), ipv4_refused=True, ipv6_refused=False, own=None
     )
-    assert [f"{one.protocol} {one.address} {one.port} {one.process}" for one in facts.listeners or ()] == [
+    assert [
+        f"{listener.protocol} {listener.address} {listener.port} {listener.process}"
+        for listener in facts.listeners or ()
+    ] == [
         "tcp * 9400 dcgm-exporter",
         "tcp 0.0.0.0 22 sshd",
         "tcp 0.0.0.0 2049 None",
         "tcp :: 22 sshd",
         "udp 127.0.0.53 53 systemd-resolve",
     ]
-    assert [(one.interface, one.address) for one in facts.addresses or ()] == [
+    assert [(address.interface, address.address) for address in facts.addresses or ()] == [
         ("lo", "127.0.0.1"),
         ("eth0", "10.0.0.7"),
         ("eth0", "fe80::5054:ff:fe12:3456"),
@@ -71,24 +74,24 @@ def test_the_sample_node() -> None:
     ],
 )
 def test_what_no_rule_accepts(objects: list[dict[str, Any]], ipv4: bool, ipv6: bool) -> None:
-    found = seen(*objects)
-    assert found is not None
-    assert (found.ipv4_refused, found.ipv6_refused) == (ipv4, ipv6)
+    packet_filter = seen(*objects)
+    assert packet_filter is not None
+    assert (packet_filter.ipv4_refused, packet_filter.ipv6_refused) == (ipv4, ipv6)
 
 
 def test_firewalld_rejects_with_its_last_rule() -> None:
     """Recorded from firewalld 1.3.3: its tables, and the chain of input with its rules."""
     text = (Path(__file__).parents[2] / "fixtures/firewalld-ruleset.json").read_text(encoding="utf-8")
-    found = facts_with({"nft-ruleset": answer(text), "nft-own": answer("", 1)}).packet_filter
-    assert found is not None
-    assert found.refusing == ("inet firewalld",)
-    assert (found.ipv4_refused, found.ipv6_refused) == (True, True)
+    packet_filter = facts_with({"nft-ruleset": answer(text), "nft-own": answer("", 1)}).packet_filter
+    assert packet_filter is not None
+    assert packet_filter.refusing == ("inet firewalld",)
+    assert (packet_filter.ipv4_refused, packet_filter.ipv6_refused) == (True, True)
 
 
 def test_the_roles_own_table_by_its_digest() -> None:
-    found = seen(own="table inet gpunode {\n}\n")
-    assert found is not None
-    assert found.own == hashlib.sha256(b"table inet gpunode {\n}\n").hexdigest()
+    packet_filter = seen(role_table="table inet gpunode {\n}\n")
+    assert packet_filter is not None
+    assert packet_filter.own == hashlib.sha256(b"table inet gpunode {\n}\n").hexdigest()
 
 
 def test_without_nft_there_is_nothing_to_list() -> None:

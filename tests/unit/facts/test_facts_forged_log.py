@@ -50,7 +50,7 @@ def forgeries(seed: int) -> str:
     head, indent = chosen.choice(HEADS)
     forged = chosen.choice(FORGED)
     if chosen.random() < 0.5:
-        time = chosen.choice(("", *(one for one, _ in HEADS)))
+        time = chosen.choice(("", *(stamp for stamp, _ in HEADS)))
         end = chosen.choice(ENDS)
         forged = f"x{end}{time}{forged}" + chosen.choice(("", end, f"{end}y"))
     text = chosen.choice(LINES).format(name=chosen.choice(FORGED)[:15], file=forged)

@@ -19,12 +19,12 @@ def report(**changes: Any) -> str:
 
 
 def test_rules_and_report() -> None:
-    found = facts_with(files={SETTINGS: RULES, REPORT: report()}).gpu_settings
-    assert found is not None
-    assert found.plain_rules() == [{"gpus": {"indexes": (0,)}, "power_limit": "80%", "mig": ["3g.40gb"]}]
-    assert found.reported is not None
-    assert found.reported["GPU-0"]["power_limit_w"].result == "applied"
-    assert found.current is True
+    settings = facts_with(files={SETTINGS: RULES, REPORT: report()}).gpu_settings
+    assert settings is not None
+    assert settings.plain_rules() == [{"gpus": {"indexes": (0,)}, "power_limit": "80%", "mig": ["3g.40gb"]}]
+    assert settings.reported is not None
+    assert settings.reported["GPU-0"]["power_limit_w"].result == "applied"
+    assert settings.current is True
     older = facts_with(files={SETTINGS: RULES, REPORT: report(settings_sha256="0")}).gpu_settings
     assert older is not None
     assert older.current is False
@@ -34,9 +34,9 @@ def test_no_settings_are_none_and_no_report_is_reported() -> None:
     facts = facts_with(files={SETTINGS: None, REPORT: None})
     assert facts.gpu_settings is None
     assert "gpu_settings" not in facts.gaps
-    found = facts_with(files={SETTINGS: RULES, REPORT: None}).gpu_settings
-    assert found is not None
-    assert found.reported is None
+    settings = facts_with(files={SETTINGS: RULES, REPORT: None}).gpu_settings
+    assert settings is not None
+    assert settings.reported is None
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def test_access_control() -> None:
 
 
 def test_iommu() -> None:
-    found = gpu_facts_with().iommu
-    assert found is not None
-    assert (found.units, found.group_types) == (("dmar0",), {17: "identity"})
+    iommu = gpu_facts_with().iommu
+    assert iommu is not None
+    assert (iommu.units, iommu.group_types) == (("dmar0",), {17: "identity"})
 
 
 def test_a_bus_that_was_not_read_to_its_end_is_a_gap() -> None:
@@ -207,7 +207,7 @@ def test_settings() -> None:
         Limit(path="/etc/security/limits.conf", domain="*", type="soft", item="memlock", value="unlimited"),
         Limit(path="/etc/security/limits.d/90-gpu.conf", domain="@gpu", type="-", item="nofile", value="1048576"),
     )
-    assert [(one.path, one.value) for one in facts.boot_settings or ()] == [
+    assert [(setting.path, setting.value) for setting in facts.boot_settings or ()] == [
         ("/usr/lib/sysctl.d/50-default.conf", "60"),
         ("/etc/sysctl.d/90-gpunode.conf", "10"),
     ]
@@ -263,8 +263,8 @@ def test_the_journal_comes_first() -> None:
     "journal", [answer(""), answer("", 1, "No journal files were opened"), answer("", timed_out=True)]
 )
 def test_dmesg_stands_in_for_the_journal(journal: object) -> None:
-    what = "nvidia-nvswitch3: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
-    line = f"2026-11-20T09:10:00,000000+00:00 {what}\n"
+    message = "nvidia-nvswitch3: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+    line = f"2026-11-20T09:10:00,000000+00:00 {message}\n"
     log = gpu_facts_with({"journal-kernel": journal, "dmesg": answer(line)}).kernel_log  # type: ignore[dict-item]
     assert log is not None
     assert (log.source, log.complete) == ("dmesg", False)
@@ -286,8 +286,8 @@ def test_a_log_that_may_not_be_read_is_a_gap() -> None:
 
 
 def test_an_uncorrected_pcie_error_is_fatal() -> None:
-    what = "nvidia 0000:1a:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
-    line = f"2026-11-20T09:10:00+0000 n kernel: {what}\n"
+    message = "nvidia 0000:1a:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+    line = f"2026-11-20T09:10:00+0000 n kernel: {message}\n"
     (event,) = kernel_log.parse(line, "journal").events
     assert (event.kind, event.fatal, event.pci_bus_id) == ("aer", True, "0000:1a:00.0")
 

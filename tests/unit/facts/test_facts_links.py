@@ -67,18 +67,18 @@ def test_a_signal_is_a_crash_whatever_was_printed(status: int, name: str) -> Non
 @pytest.mark.parametrize("key", ["nvidia-smi-topo", "nvidia-smi-p2p", "nvidia-smi-nvlink"])
 def test_a_refusal_is_kept_as_such(key: str) -> None:
     facts = gpu_facts_with({key: answer("Failed to initialize NVML: Driver/library version mismatch\n", 18)})
-    found = {"nvidia-smi-topo": facts.topology, "nvidia-smi-p2p": facts.peer_access, "nvidia-smi-nvlink": facts.nvlink}[
+    smi = {"nvidia-smi-topo": facts.topology, "nvidia-smi-p2p": facts.peer_access, "nvidia-smi-nvlink": facts.nvlink}[
         key
     ]
-    assert found is not None
-    assert (found.document, found.error_kind) == (None, "driver-library-mismatch")
+    assert smi is not None
+    assert (smi.document, smi.error_kind) == (None, "driver-library-mismatch")
 
 
 def test_peer_access_with_colours() -> None:
     header = " \t\x1b[4mGPU0\tGPU1\x1b[0m\n"
-    found = links.parse_peer_access(header + MATRIX.split("\n", 1)[1])
-    assert isinstance(found, PeerAccess)
-    assert found.links["GPU0"] == {"GPU1": "NS"}
+    peer_access = links.parse_peer_access(header + MATRIX.split("\n", 1)[1])
+    assert isinstance(peer_access, PeerAccess)
+    assert peer_access.links["GPU0"] == {"GPU1": "NS"}
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ OF_TWO = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)\n{}\nGPU 1: NVIDIA A100-SXM
     ],
 )
 def test_what_stands_in_place_of_one_gpus_links_leaves_the_others(below: str) -> None:
-    found = parsed("nvidia-smi-nvlink", OF_TWO.format(below, "Replay Errors: 0"))["gpus"]
-    assert [(len(gpu["links"]), bool(gpu["message"])) for gpu in found] == [(0, True), (1, False)]
+    gpus = parsed("nvidia-smi-nvlink", OF_TWO.format(below, "Replay Errors: 0"))["gpus"]
+    assert [(len(gpu["links"]), bool(gpu["message"])) for gpu in gpus] == [(0, True), (1, False)]
 
 
 def test_counters_as_drivers_of_390_to_470_print_them() -> None:

@@ -53,15 +53,15 @@ PFC = "pfc-cap 8 macsec-bypass off delay 4096 \nprio-pfc 0:off 1:off 2:off 3:off
 
 
 def test_flow_control_and_congestion_marks_by_priority() -> None:
-    place = "/sys/class/net/eth1/"
+    folder = "/sys/class/net/eth1/"
     sides = {
-        f"{place}ecn/roce_{side}/enable/{priority}": f"{int(priority in on)}\n"
+        f"{folder}ecn/roce_{side}/enable/{priority}": f"{int(priority in on)}\n"
         for side, on in (("np", (3, 6)), ("rp", (6,)))
         for priority in range(8)
     }
-    files = {"/sys/class/net/": "eth1\neth2\n", place + "mtu": "9000\n", "/sys/class/net/eth2/mtu": "9000\n", **sides}
-    asked = {"dcb-pfc-eth1": answer(PFC), "dcb-pfc-eth2": answer("", 2)}
-    facts = gpu_facts_with(asked, files)
+    files = {"/sys/class/net/": "eth1\neth2\n", folder + "mtu": "9000\n", "/sys/class/net/eth2/mtu": "9000\n", **sides}
+    commands = {"dcb-pfc-eth1": answer(PFC), "dcb-pfc-eth2": answer("", 2)}
+    facts = gpu_facts_with(commands, files)
     assert {nic.name: (nic.pfc, nic.ecn) for nic in facts.nics or ()} == {
         "eth1": ((6, 7), (6,)),
         "eth2": (None, None),
@@ -171,10 +171,10 @@ ROUTE = (
 
 def test_rules_by_source_and_connected_networks() -> None:
     more = {"rdma-nodes": answer(""), "ip-rules": answer(RULES)}
-    found = gpu_facts_with(more, {"/proc/net/route": ROUTE}).source_routes
-    assert found is not None
-    assert found.networks == {"rail0": ("10.9.0.0/24",)}
-    assert found.sources == ("10.9.0.7", "10.9.1.0/24")
+    routes = gpu_facts_with(more, {"/proc/net/route": ROUTE}).source_routes
+    assert routes is not None
+    assert routes.networks == {"rail0": ("10.9.0.0/24",)}
+    assert routes.sources == ("10.9.0.7", "10.9.1.0/24")
     assert "source_routes" in gpu_facts_with({**more, "ip-rules": answer("garbage\n")}).gaps
     none = gpu_facts_with({"rdma-nodes": answer("")})
     assert (none.source_routes, "source_routes" in none.gaps) == (None, False)
@@ -189,12 +189,12 @@ def test_code_points_and_the_filter_in_force() -> None:
         f"{conf}all/rp_filter": "0\n",
         f"{conf}eth1/rp_filter": "1\n",
     }
-    asked = {"dcb-app-eth1": answer("dscp-prio 26:3 CS6:6 \n"), "dcb-app-eth2": answer("")}
+    commands = {"dcb-app-eth1": answer("dscp-prio 26:3 CS6:6 \n"), "dcb-app-eth2": answer("")}
     # dcb-dcbx(8); a mode of no host is an empty line.
-    asked |= {"dcb-dcbx-eth1": answer("host ieee \n"), "dcb-dcbx-eth2": answer("\n")}
-    facts = gpu_facts_with(asked, files)
+    commands |= {"dcb-dcbx-eth1": answer("host ieee \n"), "dcb-dcbx-eth2": answer("\n")}
+    facts = gpu_facts_with(commands, files)
     assert {nic.name: nic.dcbx for nic in facts.nics or ()} == {"eth1": ("host", "ieee"), "eth2": ()}
     odd = gpu_facts_with({"dcb-dcbx-eth1": answer("Usage: dcb\n"), "dcb-dcbx-eth2": answer("", 1)}, files)
     assert [nic.dcbx for nic in odd.nics or ()] == [None, None]
-    found = {nic.name: (nic.dscp, nic.filters_strictly) for nic in facts.nics or ()}
-    assert found == {"eth1": (("26:3", "CS6:6"), True), "eth2": ((), None)}
+    by_name = {nic.name: (nic.dscp, nic.filters_strictly) for nic in facts.nics or ()}
+    assert by_name == {"eth1": (("26:3", "CS6:6"), True), "eth2": ((), None)}

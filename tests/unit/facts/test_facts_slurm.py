@@ -11,16 +11,16 @@ from gpunode.facts.slurm import covers, devices_of, gpus_of
 
 def test_the_lines_that_apply_to_the_node() -> None:
     """NodeName=DEFAULT, a line of its own, and one of others; written by hand after slurm.conf(5) and gres.conf(5)."""
-    found = gpu_facts_with().slurm
-    assert found is not None
-    assert (found.configured, found.device_files, found.autodetect, found.constrains_devices) == (8, 5, None, True)
+    slurm = gpu_facts_with().slurm
+    assert slurm is not None
+    assert (slurm.configured, slurm.device_files, slurm.autodetect, slurm.constrains_devices) == (8, 5, None, True)
     assert gpu_facts_with({"slurm": answer("")}).slurm is None
 
 
 def test_the_versions_of_slurmd_and_of_the_controller_that_answered() -> None:
-    found = gpu_facts_with().slurm_versions
-    assert found is not None
-    assert (found.daemon, found.controller) == ("24.05.2", "24.11.1")
+    versions = gpu_facts_with().slurm_versions
+    assert versions is not None
+    assert (versions.daemon, versions.controller) == ("24.05.2", "24.11.1")
     assert gpu_facts_with({"slurm": answer("")}).slurm_versions is None
     assert gpu_facts_with({"version-slurmd": answer("", 127)}).slurm_versions is None
     alone = gpu_facts_with({"slurm-controller": answer("", 127)}).slurm_versions
@@ -98,5 +98,5 @@ def test_device_files_of_gres() -> None:
 @given(st.text(alphabet='NodeameGrs=:gpu[]0189-,()"# \n/dvn', max_size=200))
 def test_no_configuration_breaks_it(text: str) -> None:
     files = {f"/etc/slurm/{name}.conf": text for name in ("slurm", "gres", "cgroup")}
-    found = gpu_facts_with(files=files)
-    assert (found.slurm is None) == ("slurm" in found.gaps)
+    facts = gpu_facts_with(files=files)
+    assert (facts.slurm is None) == ("slurm" in facts.gaps)

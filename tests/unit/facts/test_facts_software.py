@@ -11,15 +11,15 @@ from gpunode.facts.updates import AutomaticUpdates
 
 
 def test_every_copy_of_a_library_is_known() -> None:
-    found = {library.path: library for library in gpu_facts_with().libraries or ()}
-    assert {(path, item.version, item.in_cache, item.used, item.bits) for path, item in found.items()} == {
+    libraries = {library.path: library for library in gpu_facts_with().libraries or ()}
+    assert {(path, item.version, item.in_cache, item.used, item.bits) for path, item in libraries.items()} == {
         ("/lib/x86_64-linux-gnu/libcuda.so.1", VERSION, True, True, 64),
         ("/lib/i386-linux-gnu/libcuda.so.1", VERSION, True, False, 32),
         ("/usr/local/lib/libcuda.so.1", None, True, False, 64),
         ("/lib/x86_64-linux-gnu/libnvidia-ml.so.1", VERSION, True, True, 64),
         ("/usr/lib/x86_64-linux-gnu/libnccl.so", "2.27.3", False, False, None),
     }
-    assert found["/lib/x86_64-linux-gnu/libcuda.so.1"].name == "libcuda"
+    assert libraries["/lib/x86_64-linux-gnu/libcuda.so.1"].name == "libcuda"
 
 
 @pytest.mark.parametrize("key", ["ldconfig", "library-files"])
@@ -69,8 +69,8 @@ def test_unattended_upgrades() -> None:
 
 def test_unattended_upgrades_that_never_run() -> None:
     text = 'APT::Periodic::Unattended-Upgrade "0";\nUnattended-Upgrade::Automatic-Reboot "true";\n'
-    found = updates.parse_apt_config(text)
-    assert (found.enabled, found.reboots) == (False, True)
+    automatic_updates = updates.parse_apt_config(text)
+    assert (automatic_updates.enabled, automatic_updates.reboots) == (False, True)
     assert not updates.parse_apt_config("").enabled
     with pytest.raises(ParseError):
         updates.parse_apt_config("E: Unable to read\n")
@@ -100,15 +100,19 @@ def test_dnf_automatic(timer: str, applies: str, enabled: bool) -> None:
             "/etc/dnf/dnf.conf": "exclude=nvidia-driver* kernel,cuda*\n",
         },
     )
-    found = facts.automatic_updates
-    assert found is not None
-    assert (found.tool, found.enabled, found.reboots) == ("dnf-automatic", enabled, True)
-    assert found.kept_back == ("nvidia-driver*", "kernel", "cuda*")
+    automatic_updates = facts.automatic_updates
+    assert automatic_updates is not None
+    assert (automatic_updates.tool, automatic_updates.enabled, automatic_updates.reboots) == (
+        "dnf-automatic",
+        enabled,
+        True,
+    )
+    assert automatic_updates.kept_back == ("nvidia-driver*", "kernel", "cuda*")
 
 
 def test_changes_that_could_not_be_reverted() -> None:
-    (found,) = gpu_facts_with().failed_reverts or ()
-    assert (found.change, found.reasons) == ("firewall", ("/etc/a: No space left",))
+    (revert,) = gpu_facts_with().failed_reverts or ()
+    assert (revert.change, revert.reasons) == ("firewall", ("/etc/a: No space left",))
     assert gpu_facts_with(files={"/run/gpunode/revert-firewall.json": None}).failed_reverts == ()
     for damaged in ("", "[]", "{}", '{"change": 5, "failed": []}', '{"change": "x", "failed": 5}'):
         facts = gpu_facts_with(files={"/run/gpunode/revert-firewall.json": damaged})
@@ -164,18 +168,22 @@ def test_docker_that_does_not_answer_is_a_gap(bad: object) -> None:
 
 
 def test_settings_of_container_engines() -> None:
-    found = gpu_facts_with().containers
-    assert found is not None
-    assert found.docker_runtimes == ("nvidia",)
-    assert (found.docker_default_runtime, found.toolkit_mode, found.toolkit_no_cgroups) == ("nvidia", "auto", False)
-    assert found.containerd_has_nvidia is False
+    engines = gpu_facts_with().containers
+    assert engines is not None
+    assert engines.docker_runtimes == ("nvidia",)
+    assert (engines.docker_default_runtime, engines.toolkit_mode, engines.toolkit_no_cgroups) == (
+        "nvidia",
+        "auto",
+        False,
+    )
+    assert engines.containerd_has_nvidia is False
 
 
 def test_a_drop_in_gives_containerd_the_runtime() -> None:
     text = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
-    found = gpu_facts_with(files={"/etc/containerd/conf.d/99-nvidia.toml": text}).containers
-    assert found is not None
-    assert found.containerd_has_nvidia is True
+    engines = gpu_facts_with(files={"/etc/containerd/conf.d/99-nvidia.toml": text}).containers
+    assert engines is not None
+    assert engines.containerd_has_nvidia is True
 
 
 @pytest.mark.parametrize("path", ["/etc/docker/daemon.json", "/etc/nvidia-container-runtime/config.toml"])

@@ -13,7 +13,7 @@ RECORDED: dict[str, Any] = json.loads(
 
 
 def test_a_recorded_daemon() -> None:
-    facts = facts_with({key: answer(one["stdout"]) for key, one in RECORDED.items()})
+    facts = facts_with({key: answer(command["stdout"]) for key, command in RECORDED.items()})
     assert facts.ssh_daemon is not None
     assert facts.ssh_daemon.settings["passwordauthentication"] == "no"
     assert facts.ssh_daemon.settings["authenticationmethods"] == "publickey"

@@ -91,16 +91,16 @@ def answer(kind: str, text: str) -> dict[str, Any] | None:
     """The answer after a round through JSON, None where the text is refused; any other exception fails the test."""
     TRIED[kind] += 1
     refusal = None
-    found = None
+    document = None
     try:
-        found = parsed(kind, text)
+        document = parsed(kind, text)
     except ParseError as err:
         refusal = str(err)
     if refusal is not None:
         assert "\n" not in refusal
         assert refusal.startswith("expected ")
         return None
-    return json.loads(json.dumps(found, allow_nan=False))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(document, allow_nan=False))  # type: ignore[no-any-return]
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -109,8 +109,8 @@ def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
     elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from leaves(inner, (*path, place))
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
     else:
         yield path, value
 
@@ -120,17 +120,17 @@ def name_of(path: tuple[str | int, ...]) -> str:
 
 
 def numbers_in(text: str) -> set[float]:
-    found = set()
+    numbers = set()
     for word in _NUMBER.findall(text):
-        found.add(float(int(word, 16)) if word.lower().startswith("0x") else float(word))
-        found.add(abs(float(int(word, 16)) if word.lower().startswith("0x") else float(word)))
-    return found
+        numbers.add(float(int(word, 16)) if word.lower().startswith("0x") else float(word))
+        numbers.add(abs(float(int(word, 16)) if word.lower().startswith("0x") else float(word)))
+    return numbers
 
 
-def assert_numbers_are_in(text: str, found: dict[str, Any]) -> None:
+def assert_numbers_are_in(text: str, document: dict[str, Any]) -> None:
     """Every number of the answer stands in the text, but for those that are counted, summed or converted."""
     known = numbers_in(text)
-    for path, value in leaves(found):
+    for path, value in leaves(document):
         if isinstance(value, int | float) and not isinstance(value, bool) and name_of(path) not in DERIVED:
             assert abs(float(value)) in known, (path, value)
 
@@ -153,9 +153,9 @@ def assert_reports_no_more(part: dict[str, Any], whole: dict[str, Any], cut_line
 
 @pytest.mark.parametrize(("name", "kind"), WHOLE)
 def test_sample_is_read(name: str, kind: str) -> None:
-    found = answer(kind, SAMPLES[name])
-    assert found is not None
-    assert_numbers_are_in(SAMPLES[name], found)
+    document = answer(kind, SAMPLES[name])
+    assert document is not None
+    assert_numbers_are_in(SAMPLES[name], document)
 
 
 def test_every_kind_has_a_sample() -> None:
@@ -167,11 +167,11 @@ def test_every_kind_has_a_sample() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_other_kinds(name: str, kind: str) -> None:
     """One tool's output is not read as another tool's, but where they share their lines."""
-    own = name.split(".", maxsplit=1)[0]
-    found = answer(kind, SAMPLES[name])
-    shared = {own, kind} == {"nvidia-smi-xml", "nvidia-smi-q"}
-    if kind != own and not shared and found is not None:
-        assert "error" in found or found == {"events": []}, found
+    sample_kind = name.split(".", maxsplit=1)[0]
+    document = answer(kind, SAMPLES[name])
+    shared = {sample_kind, kind} == {"nvidia-smi-xml", "nvidia-smi-q"}
+    if kind != sample_kind and not shared and document is not None:
+        assert "error" in document or document == {"events": []}, document
 
 
 def some(places: range, most: int, seed: str) -> list[int]:
@@ -195,9 +195,9 @@ def test_head_cut_off(name: str, kind: str) -> None:
     lines = SAMPLES[name].splitlines(keepends=True)
     for start in some(range(1, len(lines)), HEADS, name):
         text = "".join(lines[start:])
-        found = answer(kind, text)
-        if found is not None:
-            assert_numbers_are_in(text, found)
+        document = answer(kind, text)
+        if document is not None:
+            assert_numbers_are_in(text, document)
 
 
 def damaged(text: str, seed: int) -> str:
@@ -231,9 +231,9 @@ def damaged(text: str, seed: int) -> str:
 def test_damaged(name: str, kind: str) -> None:
     for seed in range(DAMAGES):
         text = damaged(SAMPLES[name], seed)
-        found = answer(kind, text)
-        if found is not None and seed % 8 in {0, 1, 2, 3, 5}:
-            assert_numbers_are_in(text, found)
+        document = answer(kind, text)
+        if document is not None and seed % 8 in {0, 1, 2, 3, 5}:
+            assert_numbers_are_in(text, document)
 
 
 @pytest.mark.parametrize(("name", "kind"), WHOLE)
@@ -292,8 +292,8 @@ def test_binary_rubbish(data: bytes, kind: str) -> None:
 )
 def test_edited(name: str, edits: list[tuple[float, int, str]]) -> None:
     text = SAMPLES[name]
-    for place, length, insert in edits:
-        start = int(place * len(text))
+    for position, length, insert in edits:
+        start = int(position * len(text))
         text = text[:start] + insert + text[start + length :]
     answer(name.split(".", maxsplit=1)[0], text)
 
@@ -320,18 +320,18 @@ def enlarged(name: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "kind"), WHOLE)
 def test_linear_time(name: str, kind: str) -> None:
     """Eight times as much text takes about eight times as long: compared in one run, with room for a busy machine."""
-    for what, unit in enlarged(name):
+    for label, unit in enlarged(name):
         small = unit * max(1, 30_000 // len(unit))
         large = small * 8
         small_seconds = seconds(kind, small)
         large_seconds = seconds(kind, large)
         limit = max(small_seconds * 8 * 4, 0.25)
-        assert large_seconds < limit or seconds(kind, large) < limit, (what, small_seconds, large_seconds)
+        assert large_seconds < limit or seconds(kind, large) < limit, (label, small_seconds, large_seconds)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_line_of_ten_megabytes(kind: str) -> None:
-    name = next(name for name, own in WHOLE if own == kind)
+    name = next(name for name, sample_kind in WHOLE if sample_kind == kind)
     line = SAMPLES[name].replace("\n", " ")
     text = line * (10_000_000 // len(line))
     assert seconds(kind, text) < 10

@@ -306,11 +306,11 @@ class TestValues:
         assert values.bus_id(text) == address
 
     @pytest.mark.parametrize(
-        ("text", "found"),
+        ("text", "expected"),
         [("12 W", 12), ("12.50 W", 12.5), ("12", None), ("12 C", None), ("N/A", None), ("-3 W", -3), ("1e5 W", None)],
     )
-    def test_a_quantity_without_its_unit_is_cut(self, text: str, found: float | None) -> None:
-        assert values.quantity(text, "W") == found
+    def test_a_quantity_without_its_unit_is_cut(self, text: str, expected: float | None) -> None:
+        assert values.quantity(text, "W") == expected
 
     @pytest.mark.parametrize("text", ["N/A", "[Not Supported]", "Unknown Error", "", "[N/A]", "GPU is lost", "None"])
     def test_nothing(self, text: str) -> None:

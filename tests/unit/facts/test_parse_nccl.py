@@ -28,8 +28,8 @@ def row(size: int, busbw: float = 5.0, wrong: str = "0") -> str:
 
 
 def runs(text: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = parsed("nccl-tests", text)["runs"]
-    return found
+    all_runs: list[dict[str, Any]] = parsed("nccl-tests", text)["runs"]
+    return all_runs
 
 
 def sample(name: str) -> str:
@@ -136,11 +136,11 @@ def test_interleaved_runs_without_a_line_of_the_average_have_none() -> None:
 
 
 def test_interleaved_runs_with_mpi_tags_are_distinguished() -> None:
-    one = HEAD + device(0, "node1") + COLUMNS + row(8, 1.0) + CLOSING
-    two = HEAD + device(0, "node2") + COLUMNS + row(8, 2.0) + CLOSING.replace("12.5", "13.5")
+    of_rank_0 = HEAD + device(0, "node1") + COLUMNS + row(8, 1.0) + CLOSING
+    of_rank_1 = HEAD + device(0, "node2") + COLUMNS + row(8, 2.0) + CLOSING.replace("12.5", "13.5")
     mixed = "".join(
-        f"[1,0]<stdout>:{mine}\n[1,1]<stdout>:{theirs}\n"
-        for mine, theirs in zip(one.splitlines(), two.splitlines(), strict=True)
+        f"[1,0]<stdout>:{line_0}\n[1,1]<stdout>:{line_1}\n"
+        for line_0, line_1 in zip(of_rank_0.splitlines(), of_rank_1.splitlines(), strict=True)
     )
     first, second = runs(mixed)
     assert (first["max_busbw_gb_per_s"], second["max_busbw_gb_per_s"]) == (1.0, 2.0)

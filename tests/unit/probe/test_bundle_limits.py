@@ -27,7 +27,7 @@ def refusal(document: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("part", "place"),
+    ("part", "message"),
     [
         ({"results": [{}] * (module.MAX_RESULTS + 1)}, "results: 5001 entries"),
         ({"results": [{"values": {"x": [0] * module.MAX_VALUES}}]}, "results.0: more than"),
@@ -48,8 +48,8 @@ def refusal(document: Any) -> str:
         ({"a": 1}, "a: Extra inputs"),
     ],
 )
-def test_what_is_too_much_or_of_another_kind_is_named(part: dict[str, Any], place: str) -> None:
-    assert place in refusal({**GOOD, **part})
+def test_what_is_too_much_or_of_another_kind_is_named(part: dict[str, Any], message: str) -> None:
+    assert message in refusal({**GOOD, **part})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "1", "null", "[" * 100_000, '{"schema": ', b"\xff\xfe", '{"a": "\\ud800"}'])
