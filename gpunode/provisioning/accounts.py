@@ -186,12 +186,12 @@ def _without_keys(ssh: SshState, settings: AccountsSettings, admins: list[Admin]
     elsewhere = keys_elsewhere(effective_values(ssh.effective or ""))
     for admin in admins:
         account = ssh.account(admin.name)
-        there = account is not None and (elsewhere or (bool(account.keys) and not settings.exclusive_keys))
-        if not admin.keys and not there:
+        has_key = account is not None and (elsewhere or (bool(account.keys) and not settings.exclusive_keys))
+        if not admin.keys and not has_key:
             yield admin.name, "the user has no key and could not log in: set keys"
         if account is not None and account.folder in NO_FOLDER:
-            found = NO_FOLDER[account.folder]
-            yield admin.name, f"{account.home}/.ssh is {found}: replace it with a directory of the user"
+            kind = NO_FOLDER[account.folder]
+            yield admin.name, f"{account.home}/.ssh is {kind}: replace it with a directory of the user"
         elif account is not None and account.document_problem:
             yield (
                 admin.name,
@@ -213,13 +213,13 @@ def _home(state: NodeState, ssh: SshState, name: str) -> str:
 def _key_file(ssh: SshState, settings: AccountsSettings, admin: Admin, home: str) -> Iterator[ManagedFile]:
     """Yield the file of keys of one admin user if it has to change."""
     account = ssh.account(admin.name)
-    given = [" ".join(str(key).split()) for key in admin.keys]
+    keys = [" ".join(str(key).split()) for key in admin.keys]
     text = account.document or "" if account is not None else ""
     if settings.exclusive_keys:
-        content = "".join(f"{line}\n" for line in given)
+        content = "".join(f"{line}\n" for line in keys)
     else:
-        there = {key_blob(line) for line in text.split("\n") if not line.lstrip().startswith("#")}
-        added = "".join(f"{key}\n" for key in given if key_blob(key) not in there)
+        existing = {key_blob(line) for line in text.split("\n") if not line.lstrip().startswith("#")}
+        added = "".join(f"{key}\n" for key in keys if key_blob(key) not in existing)
         content = completed(text) + added if added else text
     if content != text:
         group = account.group if account is not None else admin.name
@@ -245,11 +245,11 @@ def _to_lock(ssh: SshState, settings: AccountsSettings, admins: list[Admin]) -> 
     The user of this login keeps the password if there is no key to log in with.
     """
     names = {admin.name for admin in admins}
-    own = ssh.login.user if ssh.login is not None else None
+    user = ssh.login.user if ssh.login is not None else None
     without_pam = effective_values(ssh.effective or "").get("usepam") != ("yes",)
     for account in ssh.accounts:
         admin = account.name in names
-        keyless = account.name == own and not account.keys and not admin
+        keyless = account.name == user and not account.keys and not admin
         states = {"none", "set"} if admin and settings.sudo == "passwordless" else {"none"}
         needless = settings.lock_passwords and account.password in states and not keyless
         if needless or (admin and without_pam and account.password == "closed"):  # noqa: S105

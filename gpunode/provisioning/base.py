@@ -107,16 +107,16 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
     first += resolver
     pending = state.kind(WAITING) == "file" or any(True for file in guarded for _ in file_reasons(file, state))
     commands, reasons = _commands(state, settings, locale)
-    if settings.hostname and (own := state.facts.own_name) is not None and own.name != settings.hostname:
-        refusals += tuple(_renamed(state, own.name))
+    if settings.hostname and (host := state.facts.own_name) is not None and host.name != settings.hostname:
+        refusals += tuple(_renamed(state, host.name))
     units = [*resolver_units, *_units(state, settings, manager, logs, clock), *_engine(state, first)]
     trust = any(True for file in first if _is_anchor(file.path) for _ in file_reasons(file, state))
     return Manifest(
         role=ROLE.name,
         files=(
-            *(one.model_copy(update={"phase": "first"}) for one in first),
-            *(one.model_copy(update={"phase": "after"}) for one in (*clock, *locale, *logs)),
-            *(one.model_copy(update={"phase": "guarded"}) for one in guarded),
+            *(file.model_copy(update={"phase": "first"}) for file in first),
+            *(file.model_copy(update={"phase": "after"}) for file in (*clock, *locale, *logs)),
+            *(file.model_copy(update={"phase": "guarded"}) for file in guarded),
         ),
         folders=(ManagedFolder(path=ROLE.folder),),
         packages=ROLE.transaction(
@@ -143,15 +143,15 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with the lines of shared files that the role replaced."""
     manager = state.manager or "apt"
-    files = [one for one in manifest.files if one.path != SSHD]
-    guarded = [one.model_copy(update={"phase": "guarded"}) for one in manifest.files if one.path == SSHD]
+    files = [file for file in manifest.files if file.path != SSHD]
+    guarded = [file.model_copy(update={"phase": "guarded"}) for file in manifest.files if file.path == SSHD]
     shared = [
         ManagedFile(path=path, content=texts.original(path, text), phase="after", **state.attributes(path))
         for path in SHARED
         if (text := state.contents.get(path)) is not None
     ]
     anchors = [ManagedFile(path=path, content=None, phase="after") for path in _anchors(state)]
-    changes = {one.path for one in (*files, *shared) if any(True for _ in file_reasons(one, state))}
+    changes = {file.path for file in (*files, *shared) if any(True for _ in file_reasons(file, state))}
     leaving = {reason.partition(" ")[0] for reason in manifest.pending_reasons if reason.endswith("must be removed")}
     watched: list[tuple[str, str, Literal["restarted", "reloaded"]]] = [
         (RESOLVED, RESOLVED_UNIT, "restarted"),
@@ -169,7 +169,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         if path in changes and (name == JOURNAL_UNIT or state.unit(name) is not None)
     ]
     gone = ROLE.stopped(state, SSSD_UNIT) if SSSD in changes else ()
-    pending = state.kind(WAITING) == "file" or any(True for one in guarded for _ in file_reasons(one, state))
+    pending = state.kind(WAITING) == "file" or any(True for file in guarded for _ in file_reasons(file, state))
     return manifest.updated(
         files=(*files, *guarded, *shared, *anchors),
         units=(*gone, *units),
@@ -199,11 +199,11 @@ def _before(state: NodeState, path: str) -> str:
 
 def _names(state: NodeState, settings: BaseSettings, text: Texts) -> Iterator[ManagedFile]:
     """Yield /etc/hosts, and what keeps cloud-init from replacing it at the next boot."""
-    own = settings.hostname or (state.facts.own_name.name if state.facts.own_name is not None else "")
-    rows = {own: settings.address, **settings.hosts} if settings.address and own else dict(settings.hosts)
+    host = settings.hostname or (state.facts.own_name.name if state.facts.own_name is not None else "")
+    rows = {host: settings.address, **settings.hosts} if settings.address and host else dict(settings.hosts)
     before = _before(state, HOSTS)
     if rows or before != (state.contents.get(HOSTS) or ""):
-        yield _shared(state, HOSTS, texts.hosts_text(before, own, rows))
+        yield _shared(state, HOSTS, texts.hosts_text(before, host, rows))
     keeps = state.kind(CLOUD_FOLDER) == "folder" and (rows or settings.hostname)
     yield ManagedFile(path=CLOUD, content=text("cloud.cfg.j2") if keeps else None)
 
@@ -227,18 +227,18 @@ def _resolver(
     managed = link is not None and link.kind == "link" and "systemd/resolve" in (link.target or "")
     by_manager = not managed and (unit := state.unit(MANAGER_UNIT)) is not None and unit.active == "active"
     requested = bool(settings.dns_servers or settings.dns_search)
-    given = {"servers": settings.dns_servers, "search": settings.dns_search}
-    content = text("resolved.conf.j2", **given) if requested and managed else None
+    values = {"servers": settings.dns_servers, "search": settings.dns_search}
+    content = text("resolved.conf.j2", **values) if requested and managed else None
     resolved = ManagedFile(path=RESOLVED, content=content)
-    content = text("network-manager.conf.j2", **given) if requested and by_manager else None
+    content = text("network-manager.conf.j2", **values) if requested and by_manager else None
     network = ManagedFile(path=NETWORK_MANAGER, content=content)
     units = [
-        one.model_copy(update={"phase": "before"})
-        for one in (
+        unit.model_copy(update={"phase": "before"})
+        for unit in (
             *(ROLE.restarted(state, RESOLVED_UNIT, resolved) if managed else ()),
             *(
-                one.model_copy(update={"state": "reloaded"})
-                for one in (ROLE.restarted(state, MANAGER_UNIT, network) if by_manager else ())
+                unit.model_copy(update={"state": "reloaded"})
+                for unit in (ROLE.restarted(state, MANAGER_UNIT, network) if by_manager else ())
             ),
         )
     ]
@@ -252,9 +252,9 @@ def _resolver(
         if requested or before != (state.contents.get(RESOLV) or ""):
             files.append(_shared(state, RESOLV, texts.resolver_text(before, settings) if requested else before))
     elif requested:
-        found = link.target or link.kind if link is not None else "unknown"
+        target = link.target or link.kind if link is not None else "unknown"
         refusals = (
-            f"base_dns_servers: {RESOLV} ({found}) belongs to a program that this role does not know "
+            f"base_dns_servers: {RESOLV} ({target}) belongs to a program that this role does not know "
             "(systemd-resolved, NetworkManager or a plain file): set the name servers there",
         )
     return files, units, refusals
@@ -281,8 +281,8 @@ def _proxy(state: NodeState, settings: BaseSettings, text: Texts) -> Iterator[Ma
 
 def _authorities(state: NodeState, settings: BaseSettings) -> Iterator[ManagedFile]:
     """Yield the site's certificates; those that are not listed any more are removed."""
-    place = state.by_manager(**ANCHORS)
-    requested = {place.format(name): text for name, text in settings.ca_certificates.items()}
+    anchor = state.by_manager(**ANCHORS)
+    requested = {anchor.format(name): text for name, text in settings.ca_certificates.items()}
     for path in dict.fromkeys((*requested, *_anchors(state))):
         yield ManagedFile(path=path, content=requested.get(path))
 
@@ -292,7 +292,7 @@ def _anchors(state: NodeState) -> list[str]:
 
 
 def _is_anchor(path: str) -> bool:
-    return any(path.startswith(place.partition("{")[0]) for place in ANCHORS.values())
+    return any(path.startswith(anchor.partition("{")[0]) for anchor in ANCHORS.values())
 
 
 def _clock(state: NodeState, settings: BaseSettings, manager: str) -> list[ManagedFile]:
@@ -330,11 +330,11 @@ def _commands(
     state: NodeState, settings: BaseSettings, locale: list[ManagedFile]
 ) -> tuple[tuple[NodeCommand, ...], tuple[str, ...]]:
     """Return commands for what systemd keeps, and why they are pending."""
-    own, sync = state.facts.own_name, state.facts.time_sync
+    host, sync = state.facts.own_name, state.facts.time_sync
     commands, reasons = [], []
-    if settings.hostname and (own is None or own.name != settings.hostname):
+    if settings.hostname and (host is None or host.name != settings.hostname):
         commands.append(NodeCommand(argv=("hostnamectl", "set-hostname", settings.hostname)))
-        reasons.append(f"the host name is {own.name if own is not None else 'unknown'}, not {settings.hostname}")
+        reasons.append(f"the host name is {host.name if host is not None else 'unknown'}, not {settings.hostname}")
     if settings.timezone and (sync is None or sync.timezone != settings.timezone):
         commands.append(NodeCommand(argv=("timedatectl", "set-timezone", settings.timezone)))
         reasons.append(f"the time zone is {(sync and sync.timezone) or 'unknown'}, not {settings.timezone}")
@@ -361,22 +361,22 @@ def _syslog(state: NodeState, settings: BaseSettings, manager: str, text: Texts)
         yield ManagedFile(path=SYSLOG, content=None)
         return
     host, port = host_and_port(settings.syslog_server)
-    given = {"host": host, "port": port, "protocol": settings.syslog_protocol, "bundle": texts.BUNDLES[manager]}
+    values = {"host": host, "port": port, "protocol": settings.syslog_protocol, "bundle": texts.BUNDLES[manager]}
     # The program that judges the file comes with its package.
     judge = ("rsyslogd", "-N1", "-f", "%s") if "rsyslog" in state.installed else None
-    yield ManagedFile(path=SYSLOG, content=text("rsyslog.conf.j2", **given), validate_with=judge)
+    yield ManagedFile(path=SYSLOG, content=text("rsyslog.conf.j2", **values), validate_with=judge)
 
 
 def _directory(state: NodeState, settings: BaseSettings, manager: str, text: Texts) -> Iterator[ManagedFile]:
     """Yield the files of the directory's users."""
     uses = bool(settings.ldap_uris)
     # Debian and Ubuntu start the responders by their sockets, which refuse one that is listed.
-    given = {"rows": texts.sssd_rows(settings, manager), "lists_services": manager == "dnf"}
-    content = text("sssd.conf.j2", **given) if uses else None
-    there = state.files.get(SSSD)
+    values = {"rows": texts.sssd_rows(settings, manager), "lists_services": manager == "dnf"}
+    content = text("sssd.conf.j2", **values) if uses else None
+    actual = state.files.get(SSSD)
     # Later releases of SSSD run as a user of their own, and give the file to its group when they start.
-    own = there is not None and there.group == "sssd" and there.mode in ("0600", "0640")
-    rights = {"mode": there.mode, "group": "sssd"} if there is not None and own else {"mode": "0600"}
+    group_owned = actual is not None and actual.group == "sssd" and actual.mode in ("0600", "0640")
+    rights = {"mode": actual.mode, "group": "sssd"} if actual is not None and group_owned else {"mode": "0600"}
     yield ManagedFile.model_validate({"path": SSSD, "content": content, "private": True, **rights})
     yield ManagedFile(path=SSHD, content=text("sshd.conf.j2") if uses and settings.ldap_ssh_keys else None)
 
@@ -409,17 +409,17 @@ def _units(
     """Yield the units of what is set; those of packages that are not installed yet come with the next plan."""
     known = set(state.installed)
     if settings.ntp_servers and "chrony" in known and not in_container(state.facts):
-        (one,) = ROLE.restarted(state, CHRONY_UNIT[manager], *clock) or (
+        (unit,) = ROLE.restarted(state, CHRONY_UNIT[manager], *clock) or (
             UnitState(name=CHRONY_UNIT[manager], state="started"),
         )
-        yield one.model_copy(update={"enabled": True})
+        yield unit.model_copy(update={"enabled": True})
     elif clock and state.unit(CHRONY_UNIT[manager]) is not None and not in_container(state.facts):
         yield from ROLE.restarted(state, CHRONY_UNIT[manager], *clock)
-    yield from ROLE.restarted(state, JOURNAL_UNIT, *(one for one in logs if one.path == JOURNAL))
-    changed = ROLE.restarted(state, SYSLOG_UNIT, *(one for one in logs if one.path == SYSLOG))
+    yield from ROLE.restarted(state, JOURNAL_UNIT, *(file for file in logs if file.path == JOURNAL))
+    changed = ROLE.restarted(state, SYSLOG_UNIT, *(file for file in logs if file.path == SYSLOG))
     if settings.syslog_server and "rsyslog" in known:
-        (one,) = changed or (UnitState(name=SYSLOG_UNIT, state="started"),)
-        yield one.model_copy(update={"enabled": True})
+        (unit,) = changed or (UnitState(name=SYSLOG_UNIT, state="started"),)
+        yield unit.model_copy(update={"enabled": True})
     elif state.unit(SYSLOG_UNIT) is not None:
         yield from changed
     if settings.ldap_uris and "sssd-ldap" in known:
@@ -436,7 +436,7 @@ def _stale(state: NodeState, first: list[ManagedFile]) -> bool:
         return False
     read = [file for file in first if file.path == SYSTEMD or _is_anchor(file.path)]
     times = [
-        there.mtime for file in read if (there := state.files.get(file.path)) is not None and file.content is not None
+        actual.mtime for file in read if (actual := state.files.get(file.path)) is not None and file.content is not None
     ]
     changes = any(True for file in read for _ in file_reasons(file, state))
     return changes or any(time is not None and time > started for time in times)
@@ -466,7 +466,7 @@ def _notes(state: NodeState, settings: BaseSettings, context: Context) -> Iterat
         if not any(words[:1] == ["passwd:"] and "sss" in words for words in lines):
             yield "nsswitch.conf does not ask SSSD: run authselect select sssd on the node"
     home = settings.ldap_home.partition("%")[0]
-    mounts = [f"{str(one['path']).rstrip('/')}/" for one in context.settings_of("storage")["mounts"]]
+    mounts = [f"{str(mount['path']).rstrip('/')}/" for mount in context.settings_of("storage")["mounts"]]
     if home and not any(home.startswith(mount) for mount in mounts):
         yield f"base_ldap_home: {home} is on no mount of storage_mounts: homes have to exist there before a first login"
     if settings.proxy_http and "@" in settings.proxy_http:

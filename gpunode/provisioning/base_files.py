@@ -21,12 +21,12 @@ def original(path: str, text: str) -> str:
     return unmuted(around(path, text, BEGIN, END)) if MUTED in text or BEGIN in text else text
 
 
-def hosts_text(text: str, own: str, rows: Mapping[str, str]) -> str:
+def hosts_text(text: str, host: str, rows: Mapping[str, str]) -> str:
     """Return ``/etc/hosts`` in which the names have their addresses; ``text`` is the original.
 
     A loopback line that names the node keeps its other names.
     """
-    short = own.partition(".")[0]
+    short = host.partition(".")[0]
     kept = []
 
     def is_own(word: str) -> bool:
@@ -40,7 +40,7 @@ def hosts_text(text: str, own: str, rows: Mapping[str, str]) -> str:
             kept.append(" ".join([words[0], *others]))
         return loops
 
-    quiet = muted(text, is_ours) if own in rows else text
+    quiet = muted(text, is_ours) if host in rows else text
     lines = [f"{address} {' '.join(dict.fromkeys((name, name.partition('.')[0])))}" for name, address in rows.items()]
     return with_section(quiet, BEGIN, [*kept, *lines], END)
 
@@ -48,7 +48,7 @@ def hosts_text(text: str, own: str, rows: Mapping[str, str]) -> str:
 def chrony_text(text: str, servers: Sequence[str]) -> str:
     """Return chrony's configuration with the site's servers in place of the others."""
     quiet = muted(text, lambda line: line.split()[:1] != [] and line.split()[0].lower() in TIME_SOURCES)
-    lines = [f"{one if one.startswith('pool ') else f'server {one}'} iburst" for one in servers]
+    lines = [f"{server if server.startswith('pool ') else f'server {server}'} iburst" for server in servers]
     return with_section(quiet, BEGIN, lines, END)
 
 
@@ -57,7 +57,7 @@ def resolver_text(text: str, settings: BaseSettings) -> str:
     quiet = muted(text, lambda line: line.split()[:1] != [] and line.split()[0] in RESOLVER)
     search = [f"search {' '.join(settings.dns_search)}"] if settings.dns_search else []
     # Nothing of the old resolver stays if only the domains are set.
-    servers = [f"nameserver {one}" for one in settings.dns_servers]
+    servers = [f"nameserver {server}" for server in settings.dns_servers]
     servers = servers or [line for line in text.split("\n") if line.split()[:1] == ["nameserver"]]
     return with_section(quiet, BEGIN, [*search, *servers], END)
 
@@ -79,7 +79,9 @@ def environment_rows(settings: BaseSettings, manager: str) -> Iterator[tuple[str
 
 def direct_hosts(settings: BaseSettings) -> list[str]:
     """Return the hosts that apt reaches without the proxy."""
-    return [one for one in settings.no_proxy if not one.startswith((".", "*")) and "/" not in one and ":" not in one]
+    return [
+        host for host in settings.no_proxy if not host.startswith((".", "*")) and "/" not in host and ":" not in host
+    ]
 
 
 def dnf_text(text: str, proxy: str) -> str:
@@ -118,7 +120,7 @@ def sssd_rows(settings: BaseSettings, manager: str) -> dict[str, Value]:
         "cache_credentials": True,
         "default_shell": settings.ldap_shell,
     }
-    if any(one.startswith("ldap://") for one in settings.ldap_uris):
+    if any(uri.startswith("ldap://") for uri in settings.ldap_uris):
         rows["ldap_id_use_start_tls"] = True
     if settings.ldap_bind_dn:
         rows |= {"ldap_default_bind_dn": settings.ldap_bind_dn, "ldap_default_authtok": settings.ldap_bind_password}

@@ -125,24 +125,24 @@ class BaseSettings(PackageSettings):
     @field_validator("ntp_servers")
     @classmethod
     def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            if not is_host(one.removeprefix("pool ")):
-                raise ValueError(f"{one!r} is not a host name or address (pool NAME for a pool)")
+        for server in value:
+            if not is_host(server.removeprefix("pool ")):
+                raise ValueError(f"{server!r} is not a host name or address (pool NAME for a pool)")
         return value
 
     @field_validator("dns_servers")
     @classmethod
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            ip_address(one)
+        for address in value:
+            ip_address(address)
         return value
 
     @field_validator("dns_search")
     @classmethod
     def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            if HOST.fullmatch(one) is None:
-                raise ValueError(f"{one!r} is not a domain")
+        for domain in value:
+            if HOST.fullmatch(domain) is None:
+                raise ValueError(f"{domain!r} is not a domain")
         return value
 
     @field_validator("proxy_http", "proxy_https")
@@ -156,9 +156,9 @@ class BaseSettings(PackageSettings):
     @field_validator("no_proxy", "ldap_groups")
     @classmethod
     def _words(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            if not one or re.search(r"[\s,;\"'\\$%#]", one):
-                raise ValueError(f"{one!r} contains a blank or a special character")
+        for word in value:
+            if not word or re.search(r"[\s,;\"'\\$%#]", word):
+                raise ValueError(f"{word!r} contains a blank or a special character")
         return value
 
     @field_validator("ca_certificates")
@@ -199,9 +199,9 @@ class BaseSettings(PackageSettings):
     @field_validator("ldap_uris")
     @classmethod
     def _uris(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            if not re.fullmatch(r"ldaps?://[A-Za-z0-9.\[\]:-]{1,300}/?", one):
-                raise ValueError(f"{one!r} is not the URI of an LDAP server (example: ldaps://ldap.example.com)")
+        for uri in value:
+            if not re.fullmatch(r"ldaps?://[A-Za-z0-9.\[\]:-]{1,300}/?", uri):
+                raise ValueError(f"{uri!r} is not the URI of an LDAP server (example: ldaps://ldap.example.com)")
         return value
 
     @field_validator("ldap_search_base", "ldap_bind_dn", "ldap_bind_password", "ldap_home", "ldap_shell")
@@ -232,8 +232,8 @@ class BaseSettings(PackageSettings):
 
 def real_address(text: str) -> str:
     """Return an address that other nodes can reach. Raise ValueError for a loopback address, and for other text."""
-    found = ip_address(text)
-    if found.is_loopback or found.is_unspecified or found.is_multicast:
+    address = ip_address(text)
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
         raise ValueError(f"{text} is not an address that other nodes reach")
     return text
 
@@ -269,19 +269,19 @@ def _time_zones() -> set[str]:
     return zoneinfo.available_timezones()
 
 
-def _certificate(name: str, given: str) -> str:
+def _certificate(name: str, source: str) -> str:
     """Return the text of a certificate; a path is read on the controller. Raise ValueError."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is not a name of letters, digits, - and _")
-    text = given
-    if given.startswith("/"):
+    text = source
+    if source.startswith("/"):
         try:
-            text = Path(given).read_text(encoding="ascii")
+            text = Path(source).read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as err:
-            raise ValueError(f"{name}: {given} cannot be read: {err}") from None
+            raise ValueError(f"{name}: {source} cannot be read: {err}") from None
     if "PRIVATE KEY" in text:
         raise ValueError(f"{name} contains a private key: only the certificate belongs here")
-    found = _CERTIFICATE.findall(text.replace("\r\n", "\n"))
-    if len(found) != 1:
-        raise ValueError(f"{name} contains {len(found)} certificates in PEM, expected one")
-    return f"{found[0]}\n"
+    certificates = _CERTIFICATE.findall(text.replace("\r\n", "\n"))
+    if len(certificates) != 1:
+        raise ValueError(f"{name} contains {len(certificates)} certificates in PEM, expected one")
+    return f"{certificates[0]}\n"

@@ -75,8 +75,8 @@ def stale_specifications(specs: Iterable[CdiSpec] | None, kept: str = SPECIFICAT
     Of two folders the later one takes precedence, so an old file in /etc/cdi is used whenever the unit's is missing; of
     two in one folder engines use neither. Those of other vendors and other kinds are not listed.
     """
-    found = (spec.path for spec in specs or () if spec.kind == GPU_KIND)
-    return sorted(path for path in found if _canonical(path) != _canonical(kept))
+    paths = (spec.path for spec in specs or () if spec.kind == GPU_KIND)
+    return sorted(path for path in paths if _canonical(path) != _canonical(kept))
 
 
 def _canonical(path: str) -> str:

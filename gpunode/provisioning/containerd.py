@@ -124,8 +124,8 @@ def restarted(
 
 def _recorded(sums: str, path: str) -> str | None:
     """Return the digest of a path from sha256sum's output; None if it is not listed."""
-    found = re.search(rf"(?m)^([0-9a-f]{{64}}) [ *]{re.escape(path)}$", sums)
-    return found[1] if found else None
+    match = re.search(rf"(?m)^([0-9a-f]{{64}}) [ *]{re.escape(path)}$", sums)
+    return match[1] if match else None
 
 
 def _digest(state: NodeState, path: str) -> str | None:
@@ -182,9 +182,9 @@ def kubernetes_config(text: str | None, sandbox_image: str = "") -> tuple[str, s
         document = tomllib.loads(text)
     except ValueError as err:
         return text, f"{CONFIG} could not be extended ({err}): write its tables as [plugins...] headings"
-    found = document["plugins"][cri]["containerd"]["runtimes"]["runc"]["options"].get("SystemdCgroup")
+    cgroup = document["plugins"][cri]["containerd"]["runtimes"]["runc"]["options"].get("SystemdCgroup")
     off = {"cri", CRI, cri} & {*document.get("disabled_plugins", ())}
-    return text, None if found is True and not off else f"{CONFIG}: the plugin for Kubernetes could not be configured"
+    return text, None if cgroup is True and not off else f"{CONFIG}: the plugin for Kubernetes could not be configured"
 
 
 def _without_cri(line: re.Match[str]) -> str:

@@ -19,10 +19,10 @@ class Planned:
         """Return the same with more files."""
         return replace(self, files={**self.files, **files})
 
-    def installed(self, there: Mapping[str, str]) -> dict[str, str]:
+    def installed(self, present: Mapping[str, str]) -> dict[str, str]:
         """Return the packages that would be installed, given those that are."""
         gone = set(self.purge) - self.packages.keys()
-        return {name: version for name, version in {**there, **self.packages}.items() if name not in gone}
+        return {name: version for name, version in {**present, **self.packages}.items() if name not in gone}
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
     stack = resolved.stack
     if stack is None:
         return _without_stack(settings, versions, resolved.problems, context)
-    found = toolkit_packages(
+    selection = toolkit_packages(
         state.facts,
         stack,
         versions,
@@ -162,17 +162,17 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
         cudnn=settings.cudnn,
         nccl=settings.nccl,
     )
-    if found.problems:
-        return Manifest(role=ROLE.name, refusals=tuple(found.problems))
-    if not versions and not found.install:
-        asked = [f"cuda_{name}" for name in ("cudnn", "nccl") if getattr(settings, name)]
-        note = f"{' and '.join(asked)}: not installed, because no toolkit is requested: set cuda_toolkit"
-        return Manifest(role=ROLE.name, notes=(note,) if asked else ())
+    if selection.problems:
+        return Manifest(role=ROLE.name, refusals=tuple(selection.problems))
+    if not versions and not selection.install:
+        requested = [f"cuda_{name}" for name in ("cudnn", "nccl") if getattr(settings, name)]
+        note = f"{' and '.join(requested)}: not installed, because no toolkit is requested: set cuda_toolkit"
+        return Manifest(role=ROLE.name, notes=(note,) if requested else ())
     files, text = [], ROLE.texts(context)
-    preferences = text("apt.pref.j2", pins=found.pins) if found.pins else ""
+    preferences = text("apt.pref.j2", pins=selection.pins) if selection.pins else ""
     if state.manager == "apt" and preferences:
         files.append(ManagedFile(path=PREFERENCES, content=preferences, phase="after"))
-    default = found.default
+    default = selection.default
     if default is not None:
         profile = text("profile.sh.j2") if settings.profile else None
         shell = ("/bin/sh", "-n", "%s") if profile else None
@@ -191,16 +191,16 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
         notes=notes,
         files=tuple(files),
         folders=(ManagedFolder(path=ROLE.folder),),
-        packages=_packages(state, settings, stack, found, preferences),
+        packages=_packages(state, settings, stack, selection, preferences),
         pending_reasons=(f"{ROOT} is not {path}",) if path else (),
         commands=(NodeCommand(argv=("update-alternatives", "--set", "cuda", path)),) if path else (),
     )
 
 
 def _packages(
-    state: NodeState, settings: CudaSettings, stack: Stack, found: ToolkitPackages, preferences: str
+    state: NodeState, settings: CudaSettings, stack: Stack, selection: ToolkitPackages, preferences: str
 ) -> Transaction:
-    install = found.install
+    install = selection.install
     if state.manager == "dnf":
         # The configuration of a major version is installed with its toolkits; installed packages are locked. A stack's
         # version for rpm omits the release, which dnf compares too.
@@ -214,7 +214,7 @@ def _packages(
         settings,
         install,
         never=(*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES),
-        hold=found.hold,
+        hold=selection.hold,
         files={PREFERENCES: preferences},
     )
 
@@ -223,9 +223,9 @@ def _without_stack(
     settings: CudaSettings, versions: list[str], problems: tuple[str, ...], context: Context
 ) -> Manifest:
     """Return the manifest without a stack: toolkits are resolved with a driver, so a request cannot be met."""
-    asked = [f"cuda_toolkit: {', '.join(versions)}"] if versions else []
-    asked += [f"cuda_version: {settings.version}"] if settings.version else []
-    lines = tuple(f"{'; '.join(asked)}: {problem}" for problem in problems) if asked else ()
+    requested = [f"cuda_toolkit: {', '.join(versions)}"] if versions else []
+    requested += [f"cuda_version: {settings.version}"] if settings.version else []
+    lines = tuple(f"{'; '.join(requested)}: {problem}" for problem in problems) if requested else ()
     # The driver is on its way out, and nothing is installed for it.
     removing = context.settings_of("nvidia_driver")["state"] == "absent"
     return Manifest(role=ROLE.name, notes=lines if removing else (), refusals=() if removing else lines)
@@ -247,31 +247,31 @@ def toolkit_packages(  # noqa: PLR0913
     ``default`` is the toolkit behind /usr/local/cuda; if empty, the newest. Every toolkit goes through the
     rules of the resolver with this driver; what they refuse is a problem. Raises UsageError for a malformed version.
     """
-    found = ToolkitPackages()
+    selection = ToolkitPackages()
     answers: dict[str, Stack] = {}
     for version in dict.fromkeys(toolkits):
         answer = _resolved(node, stack, version)
         if isinstance(answer, str):
-            found.problems.append(f"toolkit {version}: {answer}")
+            selection.problems.append(f"toolkit {version}: {answer}")
         else:
             answers[version] = answer
     chosen = default or max(answers, key=_number, default="")
-    if chosen and not found.problems and chosen not in answers:
-        found.problems.append(f"cuda_default {chosen} is not among the requested toolkits ({', '.join(answers)})")
-    if found.problems:
-        return found
+    if chosen and not selection.problems and chosen not in answers:
+        selection.problems.append(f"cuda_default {chosen} is not among the requested toolkits ({', '.join(answers)})")
+    if selection.problems:
+        return selection
     have = installed or {}
-    _compat(stack, found)
-    _toolkits(answers, have, found)
+    _compat(stack, selection)
+    _toolkits(answers, have, selection)
     if chosen:
         first = answers[chosen]
         if first.source == "nvidia":
             series = _series(chosen)
-            found.default = DefaultToolkit(series, f"{ROOT}-{series}", chosen == max(answers, key=_number))
+            selection.default = DefaultToolkit(series, f"{ROOT}-{series}", chosen == max(answers, key=_number))
         for component, requested in (("cudnn", cudnn), ("nccl", nccl)):
             if requested:
-                _library(first, component, have, found)
-    return found
+                _library(first, component, have, selection)
+    return selection
 
 
 def _number(version: str) -> Version:
@@ -306,38 +306,38 @@ def _resolved(node: NodeFacts, base: Stack, toolkit: str) -> Stack | str:
     return group.stack
 
 
-def _compat(base: Stack, found: ToolkitPackages) -> None:
+def _compat(base: Stack, selection: ToolkitPackages) -> None:
     for package in base.packages:
         if package.component == "cuda-compat":
-            found.install.append(package.name + (f"={package.version}" if package.version else ""))
-            found.hold.append(package.name)
+            selection.install.append(package.name + (f"={package.version}" if package.version else ""))
+            selection.hold.append(package.name)
 
 
-def _toolkits(answers: Mapping[str, Stack], installed: Mapping[str, str], found: ToolkitPackages) -> None:
+def _toolkits(answers: Mapping[str, Stack], installed: Mapping[str, str], selection: ToolkitPackages) -> None:
     """Add the toolkits with their configuration packages, which without a series in their name would follow the newest.
 
     They stay with the newest toolkit that is requested or installed: an installed one requires them not to be older.
     """
     newest: dict[str, str] = {}
-    there = [match for name in installed if (match := re.fullmatch(r"cuda-toolkit-([0-9]+)-([0-9]+)", name))]
+    matches = [match for name in installed if (match := re.fullmatch(r"cuda-toolkit-([0-9]+)-([0-9]+)", name))]
     for version in sorted(answers, key=_number):
         stack, series = answers[version], _series(version)
         for package in stack.packages:
             if package.component == "cuda-toolkit":
-                found.install.append(package.name + (f"={package.version}" if package.version else ""))
-                found.hold.append(package.name)
+                selection.install.append(package.name + (f"={package.version}" if package.version else ""))
+                selection.hold.append(package.name)
         if stack.source == "nvidia":
             name = series.replace(".", "-")
-            found.hold += [f"*-{name}", f"cuda-toolkit-{name}-config-common"]
+            selection.hold += [f"*-{name}", f"cuda-toolkit-{name}-config-common"]
             newest[f"cuda-toolkit-{series.split('.', maxsplit=1)[0]}-config-common"] = series
             newest["cuda-toolkit-config-common"] = series
     for name, requested in newest.items():
         major = name.removeprefix("cuda-toolkit-").partition("-")[0]
-        rivals = [f"{match[1]}.{match[2]}" for match in there if major in ("config", match[1])]
+        rivals = [f"{match[1]}.{match[2]}" for match in matches if major in ("config", match[1])]
         series = max([requested, *rivals], key=_number)
-        found.install.append(f"{name}={series}.*")
-        found.hold.append(name)
-        found.pins.append(VersionPin((name,), f"{series}.*"))
+        selection.install.append(f"{name}={series}.*")
+        selection.hold.append(name)
+        selection.pins.append(VersionPin((name,), f"{series}.*"))
 
 
 def _any_point(stack: Stack, pattern: str) -> str:
@@ -348,18 +348,18 @@ def _any_point(stack: Stack, pattern: str) -> str:
     version = stack.cudnn.version if stack.cudnn is not None else None
     rows = load().cudnn.values()
     # The builds of a CUDA major may have releases of their own.
-    row = next((one for one in rows if version in (one.latest, *(each.latest for each in one.builds.values()))), None)
+    row = next((row for row in rows if version in (row.latest, *(each.latest for each in row.builds.values()))), None)
     if version is None or row is None or row.until is not None:
         return pattern
     # apt treats a star at the end as any text, and another one before it literally.
     return f"{version.partition('.')[0]}.*"
 
 
-def _library(stack: Stack, component: str, installed: Mapping[str, str], found: ToolkitPackages) -> None:
+def _library(stack: Stack, component: str, installed: Mapping[str, str], selection: ToolkitPackages) -> None:
     """Add cuDNN or NCCL; an installed one of the same build keeps its version."""
     packages = [package for package in stack.packages if package.component == component]
     if not packages:
-        found.problems.append(f"{component}: {stack.reasons[component].text}")
+        selection.problems.append(f"{component}: {stack.reasons[component].text}")
         return
     for package in packages:
         pattern = package.version or "*"
@@ -369,11 +369,11 @@ def _library(stack: Stack, component: str, installed: Mapping[str, str], found: 
         kept = installed.get(package.name)
         if kept is not None and (build is None or fnmatchcase(kept, f"*{build[0]}")):
             pattern = f"{kept.rpartition('-')[0]}-*{build[0] if build else ''}"
-        found.install.append(f"{package.name}={pattern}")
+        selection.install.append(f"{package.name}={pattern}")
         names = [package.name]
         if component == "cudnn" and package.name.startswith("cudnn"):
             # The metapackage's own: libcudnn9-cuda-12, libcudnn9-dev-cuda-12 …
             major, _, cuda = package.name.removeprefix("cudnn").partition("-")
             names.append(f"libcudnn{major}*-{cuda}")
-        found.hold += names
-        found.pins.append(VersionPin(tuple(names), pattern))
+        selection.hold += names
+        selection.pins.append(VersionPin(tuple(names), pattern))

@@ -95,18 +95,18 @@ def merge_daemon(
     except ValueError as err:
         return MergedDaemon(problem=str(err))
     after = copy.deepcopy(before)
-    ours = {entry.path: entry for entry in memory.keys} if memory else {}
-    theirs = {entry.path for entry in others.keys} if others else set()
-    requested = {path: value for path, value in _leaves(_with_options(values)) if path not in theirs}
-    for path in [path for path in ours if path not in requested]:
-        entry = ours.pop(path)
-        if path not in theirs and _get(after, path) == entry.value:
+    record = {entry.path: entry for entry in memory.keys} if memory else {}
+    foreign = {entry.path for entry in others.keys} if others else set()
+    requested = {path: value for path, value in _leaves(_with_options(values)) if path not in foreign}
+    for path in [path for path in record if path not in requested]:
+        entry = record.pop(path)
+        if path not in foreign and _get(after, path) == entry.value:
             _put(after, path, entry.previous)
     for path, value in requested.items():
         present = _get(after, path)
         if present == value:
             continue
-        stood = ours[path].previous if path in ours else present
+        stood = record[path].previous if path in record else present
         before_it = {} if stood is _MISSING else {"before": stood}
         try:
             _put(after, path, value)
@@ -114,9 +114,9 @@ def merge_daemon(
             return MergedDaemon(
                 problem=f"{'.'.join(path[:-1])} is not an object, so {'.'.join(path)} cannot be set in it"
             )
-        ours[path] = OwnValue(path=path, value=value, **before_it)
-    for path in [path for path in ours if _get(after, path) != ours[path].value]:
-        del ours[path]
+        record[path] = OwnValue(path=path, value=value, **before_it)
+    for path in [path for path in record if _get(after, path) != record[path].value]:
+        del record[path]
     # The last owner that leaves removes a file that the first one created.
     created = memory.created if memory else text is None or bool(others and others.created)
     gone = not after and created
@@ -126,7 +126,7 @@ def merge_daemon(
         changed=bool(keys) or (gone and text is not None),
         keys=keys,
         restart=tuple(key for key in keys if (top := key.partition(".")[0]) not in RELOADED or top not in after),
-        memory=DaemonMemory(created=created, keys=tuple(ours[path] for path in sorted(ours))) if ours else None,
+        memory=DaemonMemory(created=created, keys=tuple(record[path] for path in sorted(record))) if record else None,
     )
 
 
@@ -141,14 +141,14 @@ def read_memory(text: str | None) -> DaemonMemory | None:
 def read_document(text: str | None) -> Document:
     """Parse a JSON object; empty text is an empty object. Raises ValueError with the reason."""
     try:
-        found = json.loads(text) if text and text.strip() else {}
+        document = json.loads(text) if text and text.strip() else {}
     except json.JSONDecodeError as err:
         raise ValueError(f"it is not JSON: {err.msg} in line {err.lineno}") from None
     except RecursionError:
         raise ValueError("it is not valid JSON: nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ValueError("it does not contain an object")  # noqa: TRY004 (one kind for all that is wrong with a text)
-    return found
+    return document
 
 
 def _written(document: Document) -> str:

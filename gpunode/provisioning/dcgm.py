@@ -93,21 +93,21 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
         return Manifest(role=ROLE.name)
     stack = of_context(state.facts, context).stack
     installed = context.planned.installed(state.installed)
-    found = dcgm_packages(stack, state.installed, settings.version, settings.proprietary, settings.source)
+    selection = dcgm_packages(stack, state.installed, settings.version, settings.proprietary, settings.source)
     if state.manager == "dnf":
         # The epoch of the rpm packages is not recorded.
-        found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
+        selection = replace(selection, pattern=re.sub(r"^([0-9]+:)?", "*", selection.pattern))
     unit, old = state.unit(UNIT), state.unit(OLD_UNIT)
     text = ROLE.texts(context)
     drop_in = ManagedFile(path=DROP_IN, content=text("nvidia-dcgm.conf.j2"), phase="after")
-    if not found.names:
-        notes = (found.why_not,) if found.why_not else ()
+    if not selection.names:
+        notes = (selection.why_not,) if selection.why_not else ()
         return Manifest(role=ROLE.name, notes=notes, files=(drop_in,) if unit else ())
     files = [drop_in]
     if state.manager == "apt":
         # The installed version is known after the transaction: the pattern then names it.
-        there = installed.get(CORE, "")
-        pattern = re.sub(r"-[^-]*$", "-*", there) if fnmatchcase(there, found.pattern) else found.pattern
+        version = installed.get(CORE, "")
+        pattern = re.sub(r"-[^-]*$", "-*", version) if fnmatchcase(version, selection.pattern) else selection.pattern
         files.append(ManagedFile(path=PREFERENCES, content=pinned(text, pattern), phase="after"))
     runnable = state.facts.loaded_driver is not None and bool(state.facts.gpus_on_bus)
     busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
@@ -126,11 +126,11 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
         packages=ROLE.transaction(
             state,
             settings,
-            found.install,
-            remove=found.purge,
+            selection.install,
+            remove=selection.purge,
             never=[row.name for row in stack.packages if row.component == "driver"] if stack is not None else (),
             hold=(f"{STEM}-*",),
-            files={PREFERENCES: pinned(text, found.pattern)},
+            files={PREFERENCES: pinned(text, selection.pattern)},
         ),
         units=tuple(units),
         notes=(f"the new DCGM waits for a restart of {UNIT}: {'; '.join(busy)}",) if held_back else (),
@@ -204,11 +204,11 @@ def _planned(stack: Stack | None, source: str) -> tuple[list[str], str, str | No
 
 
 def _major(version: str) -> int:
-    found = re.match(r"[0-9]+", upstream_version(version))
-    return int(found[0]) if found else 0
+    match = re.match(r"[0-9]+", upstream_version(version))
+    return int(match[0]) if match else 0
 
 
 def _fits(name: str, names: list[str]) -> bool:
     """Return whether a package is for a requested CUDA major."""
-    found = PARTS.fullmatch(name)
-    return found is not None and f"{STEM}-cuda{found[1]}" in names
+    match = PARTS.fullmatch(name)
+    return match is not None and f"{STEM}-cuda{match[1]}" in names

@@ -13,51 +13,51 @@ from gpunode.text import matches_any
 
 def compared(manifest: Manifest, state: NodeState) -> Manifest:
     """Return the manifest with all reasons why changes are pending, the role's own first, each one line."""
-    found = [*manifest.pending_reasons]
+    reasons = [*manifest.pending_reasons]
     for file in manifest.files:
-        found += file_reasons(file, state)
+        reasons += file_reasons(file, state)
     for folder in manifest.folders:
-        found += folder_reasons(folder, state)
-    found += package_reasons(manifest.packages, state)
-    found += [f"module {name} is not loaded" for name in manifest.modules]
+        reasons += folder_reasons(folder, state)
+    reasons += package_reasons(manifest.packages, state)
+    reasons += [f"module {name} is not loaded" for name in manifest.modules]
     for unit in manifest.units:
-        found += unit_reasons(unit, state)
-    return manifest.updated(pending_reasons=tuple(dict.fromkeys(found)))
+        reasons += unit_reasons(unit, state)
+    return manifest.updated(pending_reasons=tuple(dict.fromkeys(reasons)))
 
 
 def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
     """Yield how a file on the node differs from the manifest."""
-    there = state.files.get(file.path)
-    if there is None or there.kind == "unknown":
+    actual = state.files.get(file.path)
+    if actual is None or actual.kind == "unknown":
         yield f"{file.path} could not be determined"
     elif (data := file.data) is None:
-        if there.kind != "absent":
+        if actual.kind != "absent":
             yield f"{file.path} must be removed"
-    elif there.kind == "absent":
+    elif actual.kind == "absent":
         yield f"{file.path} is missing"
-    elif there.kind != "file":
-        yield f"{file.path} is a {there.kind}, not a file"
+    elif actual.kind != "file":
+        yield f"{file.path} is a {actual.kind}, not a file"
     else:
-        if there.sha256 != hashlib.sha256(data).hexdigest():
+        if actual.sha256 != hashlib.sha256(data).hexdigest():
             yield f"{file.path} differs"
-        if there.mode != file.mode:
-            yield f"{file.path} has mode {there.mode}, not {file.mode}"
-        if (there.owner, there.group) != (file.owner, file.group):
-            yield f"{file.path} belongs to {there.owner}:{there.group}, not {file.owner}:{file.group}"
+        if actual.mode != file.mode:
+            yield f"{file.path} has mode {actual.mode}, not {file.mode}"
+        if (actual.owner, actual.group) != (file.owner, file.group):
+            yield f"{file.path} belongs to {actual.owner}:{actual.group}, not {file.owner}:{file.group}"
 
 
 def folder_reasons(folder: ManagedFolder, state: NodeState) -> Iterator[str]:
     """Yield how a folder differs."""
-    there = state.files.get(folder.path)
-    if there is None or there.kind == "unknown":
+    actual = state.files.get(folder.path)
+    if actual is None or actual.kind == "unknown":
         yield f"{folder.path} could not be determined"
     elif folder.state == "absent_if_empty":
-        if there.kind == "folder" and there.entries == 0:
+        if actual.kind == "folder" and actual.entries == 0:
             yield f"{folder.path} is empty and must be removed"
-    elif there.kind != "folder":
+    elif actual.kind != "folder":
         yield f"{folder.path} is not a directory"
-    elif there.mode != folder.mode:
-        yield f"{folder.path} has mode {there.mode}, not {folder.mode}"
+    elif actual.mode != folder.mode:
+        yield f"{folder.path} has mode {actual.mode}, not {folder.mode}"
 
 
 def package_reasons(change: Transaction | None, state: NodeState) -> Iterator[str]:
@@ -134,18 +134,18 @@ def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
     """Yield how a unit differs; one that needs a restart differs."""
     if unit.state in ("restarted", "reloaded"):
         yield f"{unit.name} has to be {unit.state}{f': {unit.reason}' if unit.reason else ''}"
-    there = state.unit(unit.name)
-    if there is None:
+    actual = state.unit(unit.name)
+    if actual is None:
         # A unit that is not installed is neither enabled nor running.
         if state.facts.units is None or unit.enabled or unit.state == "started":
             yield f"{unit.name} is not known"
         return
-    on = there.enabled in ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
+    on = actual.enabled in ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
     if unit.enabled is True and not on:
         yield f"{unit.name} is not enabled"
-    if unit.enabled is False and there.enabled == "enabled":
+    if unit.enabled is False and actual.enabled == "enabled":
         yield f"{unit.name} is enabled"
-    runs = there.active in ("active", "activating", "reloading")
+    runs = actual.active in ("active", "activating", "reloading")
     if unit.state == "started" and not runs:
         yield f"{unit.name} does not run"
     if unit.state == "stopped" and runs:

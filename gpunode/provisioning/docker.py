@@ -158,12 +158,12 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with daemon.json as it was; an engine from before the role stays."""
     docker, now = docker_of(state), installed_engine(state.installed)
-    ours = now.package in installed_by_role(state, ROLE.record)
+    by_role = now.package in installed_by_role(state, ROLE.record)
     refusals = []
-    if ours and docker.in_use and not context.allow_busy:
+    if by_role and docker.in_use and not context.allow_busy:
         refusals.append(f"{docker.in_use}, or set gpunode_allow_busy to true")
     change = daemon_change(state, docker, now, ROLE.name, {}, allow_busy=context.allow_busy)
-    stays = now.package is not None and not ours
+    stays = now.package is not None and not by_role
     # kubelet's pods run in it.
     kubelet = uses_containerd(context)
     manifest = keeping(manifest, state, CONTAINERD if kubelet else ())
@@ -172,7 +172,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     kept = {CONTAINERD_DATA} if kubelet else set[str]()
     data = [folder for folder in DATA if clears and folder not in kept and _filled(state, folder)]
     restored = [file.model_copy(update={"phase": "before"}) for file in change.files]
-    restored += [ManagedFile(path=path, content=None) for path in PURGES if ours]
+    restored += [ManagedFile(path=path, content=None) for path in PURGES if by_role]
     more = {
         "files": (*restored, *manifest.files),
         "packages": None if stays else manifest.packages,
@@ -209,14 +209,14 @@ def _archive(state: NodeState, settings: DockerSettings) -> PackageRepository:
         family = "rhel" if system.id == "rhel" else "centos"
         uri, suite, components = f"{base}/{family}/{(system.version_id or '').split('.')[0]}/$basearch/stable", "", ""
         key, fingerprints = row.rpm_key, row.rpm_fingerprints
-    own = settings.repository_key
+    site_key = settings.repository_key
     return PackageRepository(
         role=ROLE.name,
         purpose="Docker's packages",
         name="docker",
         uri=uri,
-        key=own or key or "",
-        fingerprints=() if own else fingerprints,
+        key=site_key or key or "",
+        fingerprints=() if site_key else fingerprints,
         variable="docker_repository_key",
         suite=suite,
         components=components,
@@ -265,8 +265,8 @@ def _data_refusals(root: str | None, context: Context) -> list[str]:
     seen = parsed(context.answers[DATA_ROOT])
     if seen.error:
         return [f"data-root: {root} could not be queried: {seen.error}"]
-    place = seen.place(root)
-    if place.kind != "other" and place.owner in (None, 0):
+    folder = seen.place(root)
+    if folder.kind != "other" and folder.owner in (None, 0):
         return []
     return [
         f"data-root: {root} or a directory above it does not belong to root: its owner could start containers as root: "
@@ -276,8 +276,8 @@ def _data_refusals(root: str | None, context: Context) -> list[str]:
 
 def _missing_data(root: str | None, context: Context) -> list[str]:
     """Return the data folder if it is missing: in a scratch directory, users could create it before the engine."""
-    place = parsed(context.answers[DATA_ROOT]).paths.get(root) if root is not None else None
-    return [root] if root is not None and place is not None and place.kind == "absent" else []
+    folder = parsed(context.answers[DATA_ROOT]).paths.get(root) if root is not None else None
+    return [root] if root is not None and folder is not None and folder.kind == "absent" else []
 
 
 def _unattended(state: NodeState, settings: DockerSettings, engine: InstalledEngine, text: Texts) -> list[ManagedFile]:

@@ -58,15 +58,15 @@ class DaemonChange:
     @property
     def units(self) -> tuple[UnitState, ...]:
         """Return the daemon to be reloaded, and restarted if no obstacle exists."""
-        found = []
+        units = []
         if self.reload:
-            found.append(UnitState(name=UNIT, state="reloaded", mark=RELOAD))
+            units.append(UnitState(name=UNIT, state="reloaded", mark=RELOAD))
         if self.restart_reasons and not self.obstacles:
             # Without live-restore in force a restart ends the containers.
             ready = LIVE if self.live_restore_first else ()
             reason = "; ".join(self.restart_reasons)
-            found.append(UnitState(name=UNIT, state="restarted", reason=reason, ready=ready, mark=RESTART))
-        return tuple(found)
+            units.append(UnitState(name=UNIT, state="restarted", reason=reason, ready=ready, mark=RESTART))
+        return tuple(units)
 
     @property
     def deferred(self) -> dict[str, str]:

@@ -169,5 +169,5 @@ def _less(present: object, size: str, memory: DaemonMemory | None) -> bool:
 
 def _bytes(size: object) -> float | None:
     """Return a size as dockerd reads it, in bytes; None if it is not a size."""
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    return float(found[1]) * 1024.0 ** " kmgtp".index(found[2].lower() or " ") if found else None
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    return float(match[1]) * 1024.0 ** " kmgtp".index(match[2].lower() or " ") if match else None

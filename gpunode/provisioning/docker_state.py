@@ -59,5 +59,5 @@ def docker_of(state: NodeState) -> DockerState:
     try:
         return DockerState.model_validate(state.engine)
     except ValidationError as err:
-        place, why = invalid_field(err)
-        raise UndeterminedError(f"the container engine's answer cannot be read: {place}: {why}") from None
+        field, why = invalid_field(err)
+        raise UndeterminedError(f"the container engine's answer cannot be read: {field}: {why}") from None

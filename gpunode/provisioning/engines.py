@@ -61,8 +61,8 @@ class EngineSupport:
 
 def number(text: Any) -> str | None:
     """Return the engine's own version from that of a package or program: ``5:28.3.3-1~debian.12`` is ``28.3.3``."""
-    found = re.match(r"(?:\d+:)?v?(\d+(?:\.\d+)*)", str(text or "").strip())
-    return found[1] if found else None
+    match = re.match(r"(?:\d+:)?v?(\d+(?:\.\d+)*)", str(text or "").strip())
+    return match[1] if match else None
 
 
 def installed_engine(installed: Mapping[str, Any] | None) -> InstalledEngine:
@@ -103,14 +103,14 @@ def restart_obstacles(running: int, live_restore: bool, node: NodeFacts, text: s
     daemon.json that the new daemon reads: without live-restore in it, it ends the containers that the old one left
     running.
     """
-    found = []
+    obstacles = []
     try:
         stays = read_document(text).get("live-restore") is True
     except ValueError:
         stays = False
     if running and not (live_restore and stays):
-        found.append(f"{running} container{'s run' if running > 1 else ' runs'} and would end: live-restore is off")
-    return found + gpu_users(node)
+        obstacles.append(f"{running} container{'s run' if running > 1 else ' runs'} and would end: live-restore is off")
+    return obstacles + gpu_users(node)
 
 
 def gpu_users(node: NodeFacts) -> list[str]:

@@ -39,14 +39,14 @@ def imex_addresses(hosts: Iterable[str], variables: Mapping[str, Any]) -> list[s
     ``variables`` is ``hostvars``. A host's address is its ``nvidia_fabric_imex_address``, else its ``ansible_host``,
     else its name; one that is not an IP address is an error that names the host.
     """
-    found: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for host in hosts:
-        own = variables[host]
-        text = str(own.get("nvidia_fabric_imex_address") or own.get("ansible_host") or host)
+        host_variables = variables[host]
+        text = str(host_variables.get("nvidia_fabric_imex_address") or host_variables.get("ansible_host") or host)
         try:
-            found[str(ipaddress.ip_address(text))] = None
+            addresses[str(ipaddress.ip_address(text))] = None
         except ValueError:
             raise UsageError(
                 f"{host}: {text} is not an IP address, and IMEX does not resolve names: set nvidia_fabric_imex_address"
             ) from None
-    return list(found)
+    return list(addresses)

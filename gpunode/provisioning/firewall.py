@@ -130,8 +130,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     of_zone = {"phase": "guarded" if runs else "after"}
     files = [file.model_copy(update=of_zone) if file.path in {CONF, ZONE_FILE} else file for file in files]
     revert_s = ROLE.of(context).revert_s
-    found = state.facts.packet_filter
-    left = found is not None and found.own is not None
+    packet_filter = state.facts.packet_filter
+    left = packet_filter is not None and packet_filter.own is not None
     commands = []
     if left and state.unit(UNIT) is None:
         commands.append(NodeCommand(argv=(NFT, REMOVE), phase="before"))
@@ -158,14 +158,14 @@ def _obstacles(state: NodeState, policy: FirewallPolicy) -> list[str]:
         ]
     if not _runs(state, FIREWALLD):
         return []
-    found = []
+    obstacles = []
     if state.contents.get(CONF) is None:
-        found.append(f"{FIREWALLD} is active and {CONF} could not be read")
+        obstacles.append(f"{FIREWALLD} is active and {CONF} could not be read")
     if policy.extra:
-        found.append("firewall_extra_rules: firewalld owns the node's input and does not support nft rules")
+        obstacles.append("firewall_extra_rules: firewalld owns the node's input and does not support nft rules")
     if policy.cluster_interfaces:
-        found.append("firewall_cluster_interfaces: a zone of firewalld matches networks or interfaces, not both")
-    return found
+        obstacles.append("firewall_cluster_interfaces: a zone of firewalld matches networks or interfaces, not both")
+    return obstacles
 
 
 def _ufw_enabled(conf: str) -> bool:
@@ -206,14 +206,14 @@ def _not_loaded(state: NodeState, text: str) -> str | None:
     """Return why the kernel's rules differ from the file; None if they match."""
     lines = (state.contents.get(LOADED) or "").split()
     digests = [line for line in lines if line != "-"]
-    found = state.facts.packet_filter
-    if found is None:
+    packet_filter = state.facts.packet_filter
+    if packet_filter is None:
         return f"the table {TABLE} could not be read" if "nftables" in state.installed else None
-    if found.own is None:
+    if packet_filter.own is None:
         return f"the table {TABLE} is not loaded"
     if digests[:1] != [_digest(text)]:
         return f"{RULES} is not the file that was loaded"
-    return None if digests[1:] == [found.own] else f"the table {TABLE} was changed since it was loaded"
+    return None if digests[1:] == [packet_filter.own] else f"the table {TABLE} was changed since it was loaded"
 
 
 def _guarded(state: NodeState, settings: FirewallSettings, context: Context, *, zoned: bool) -> RevertibleChange:

@@ -127,31 +127,31 @@ class _Reader:
 
     def networks(self, name: str, values: Iterable[str]) -> tuple[Network, ...]:
         """Return the networks of a list."""
-        found: list[Network] = []
+        networks: list[Network] = []
         for value in values:
             network, problem = _network(value)
-            found += network
+            networks += network
             self.problems += [f"{name}: {problem}"] if problem else []
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(networks))
 
     def ports(self, name: str, values: Iterable[str]) -> tuple[tuple[int, int], ...]:
         """Return ports and ranges of ports, first and last of each."""
-        found = []
+        ports = []
         for value in values:
             match = _PORTS.fullmatch(value.strip())
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
             if 1 <= first <= last <= _HIGHEST_PORT:
-                found.append((first, last))
+                ports.append((first, last))
             else:
                 self.problems.append(f"{name}: {value} is not a port or a range of ports (examples: 9100, 9400-9410)")
-        return tuple(sorted(set(found)))
+        return tuple(sorted(set(ports)))
 
     def interfaces(self, name: str, values: Iterable[str]) -> tuple[str, ...]:
         """Return names of interfaces; a trailing * matches any."""
         names = [*values]
-        wrong = [one for one in names if not _INTERFACE.fullmatch(one)]
-        self.problems += [f"{name}: {one} is not the name of an interface (examples: eth1, br-*)" for one in wrong]
-        return tuple(one for one in names if one not in wrong)
+        wrong = [link for link in names if not _INTERFACE.fullmatch(link)]
+        self.problems += [f"{name}: {link} is not the name of an interface (examples: eth1, br-*)" for link in wrong]
+        return tuple(link for link in names if link not in wrong)
 
     def service(self, where: str, row: FirewallService, names: set[str]) -> OpenPorts:
         """Return one entry of the services; ``names`` are those of the entries before it."""
@@ -194,7 +194,7 @@ def policy_of(settings: FirewallSettings) -> FirewallPolicy:
     services = [_limited(ssh, None, rate)]
     for number, row in enumerate(settings.services, 1):
         where = f"firewall_services, entry {number} ({row.name})"
-        service = reader.service(where, row, {one.name for one in services})
+        service = reader.service(where, row, {service.name for service in services})
         services.append(_limited(service, row.rate, rate))
     return FirewallPolicy(
         services=tuple(services),
@@ -305,14 +305,14 @@ def _families(networks: Iterable[Network]) -> list[Family]:
 def _set(networks: Iterable[Network], family: Family) -> str:
     """Return the networks of a family, without those within others: nft refuses overlapping intervals."""
     version = 4 if family == "ip" else 6
-    mine = sorted({network for network in networks if network.version == version}, key=lambda one: one.prefixlen)
+    mine = sorted({network for network in networks if network.version == version}, key=lambda subnet: subnet.prefixlen)
     outer: list[Network] = []
     for network in mine:
         if not any(network.subnet_of(other) for other in outer):  # type: ignore[arg-type]
             outer.append(network)
     texts = [
         str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
-        for network in sorted(outer, key=lambda one: (int(one.network_address), one.prefixlen))
+        for network in sorted(outer, key=lambda subnet: (int(subnet.network_address), subnet.prefixlen))
     ]
     return f"{{ {', '.join(texts)} }}"
 

@@ -45,5 +45,5 @@ def with_default_zone(conf: str, zone: str) -> str:
 
 def default_zone(conf: str) -> str:
     """Return the default zone in firewalld.conf; firewalld's built-in default is ``public``."""
-    found = _DEFAULT.search(conf)
-    return found[1] if found and found[1] else "public"
+    match = _DEFAULT.search(conf)
+    return match[1] if match and match[1] else "public"

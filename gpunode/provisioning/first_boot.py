@@ -214,26 +214,26 @@ def inventory(variables: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str,
 
     ``keys``: the variables with a key that is copied into the image.
     """
-    own = {
+    local = {
         "ansible_connection": "local",
         # That of the distribution has the bindings of apt and dnf.
         "ansible_python_interpreter": "/usr/bin/python3",
     }
     copied = {name: f"{FOLDER}/{name}.asc" for name in keys}
-    return {"gpu_nodes": {"hosts": {"localhost": {**own, **variables, **copied}}}}
+    return {"gpu_nodes": {"hosts": {"localhost": {**local, **variables, **copied}}}}
 
 
 def _keys(variables: Mapping[str, Any]) -> dict[str, str]:
     """Return the armored text of keys that are files of the controller, by variable. Raises UsageError."""
-    found = {}
+    keys = {}
     for name in CARRIED:
         path = str(variables.get(name, ""))
         if path and "://" not in path:
             try:
-                found[name] = key_of_file(path)
+                keys[name] = key_of_file(path)
             except KeyRefusedError as err:
                 raise UsageError(f"{name}: {err}") from None
-    return found
+    return keys
 
 
 def _not_in_the_image(variables: Mapping[str, Any]) -> Iterator[str]:
@@ -258,13 +258,13 @@ def _variables(context: Context) -> Iterator[tuple[str, Any]]:
 def _literal(value: Any) -> Any:
     """Return a value of an inventory with its texts that look like templates marked ``!unsafe``: they are literal."""
     if isinstance(value, dict):
-        return {key: _literal(one) for key, one in value.items()}
+        return {key: _literal(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_literal(one) for one in value]
+        return [_literal(member) for member in value]
     return {"__ansible_unsafe": value} if isinstance(value, str) and _TEMPLATE.search(value) else value
 
 
 def forgotten(state: NodeState) -> tuple[str, ...]:
     """Return the paths on the node that belong to the machine that builds."""
-    there = filter(state.exists, state.files)
-    return tuple(sorted(path for path in there if any(fnmatchcase(path, pattern) for pattern in FORGOTTEN)))
+    existing = filter(state.exists, state.files)
+    return tuple(sorted(path for path in existing if any(fnmatchcase(path, pattern) for pattern in FORGOTTEN)))

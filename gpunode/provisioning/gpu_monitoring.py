@@ -150,8 +150,8 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
         refusals.append(
             f"{INSTALLED} is missing: install gpunode there, or set gpu_monitoring_program to a file of gpunode zipapp"
         )
-    there = state.files.get(PROGRAM)
-    copies = digest is not None and (there is None or there.sha256 != digest or there.mode != "0755")
+    actual = state.files.get(PROGRAM)
+    copies = digest is not None and (actual is None or actual.sha256 != digest or actual.mode != "0755")
     names = _packages(state, settings)
     installed = context.planned.installed(state.installed)
     text, exports = ROLE.texts(context), settings.dcgm_exporter
@@ -175,7 +175,7 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
     ]
     restarted = ROLE.restarted(state, TIMER, files[1])
     units = [*(restarted or [UnitState(name=TIMER, state="started")])]
-    units = [one.model_copy(update={"enabled": True}) for one in units]
+    units = [unit.model_copy(update={"enabled": True}) for unit in units]
     units += [UnitState(name=EXPORTER_UNIT, enabled=True, state="started") for name in names if name == EXPORTER
               and (state.unit(EXPORTER_UNIT) or name in installed)]  # fmt: skip
     if settings.dcgm_exporter and (state.unit(DCGM_UNIT) or DCGM_EXPORTER in installed):
@@ -204,7 +204,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         units=(
             *ROLE.stopped(state, TIMER),
             # Started by its timer alone, a run of it may be under way.
-            *(one.model_copy(update={"enabled": None}) for one in ROLE.stopped(state, SERVICE)),
+            *(unit.model_copy(update={"enabled": None}) for unit in ROLE.stopped(state, SERVICE)),
         ),
         pending_reasons=(*manifest.pending_reasons, *cached),
         result=GpuMonitoringResult(leaving=(metrics, CACHE)),

@@ -89,8 +89,8 @@ class GpuSettingsRule(BaseModel):
             return {"indexes": sorted({int(name) for name in names})}
         if not names or any(not isinstance(name, str) or re.fullmatch("[0-9]{1,2}|all", name) for name in names):
             raise ValueError("is all, a list of indexes, or a list of models (examples: [0, 1], H100 SXM, 10de:2330)")
-        found = [gpu for name in names for gpu in load().find_gpu(name).gpus]
-        return {"pci_ids": sorted({number for gpu in found for number in gpu.pci})}
+        gpus = [gpu for name in names for gpu in load().find_gpu(name).gpus]
+        return {"pci_ids": sorted({number for gpu in gpus for number in gpu.pci})}
 
     @field_validator("sm_clock_mhz", "memory_clock_mhz")
     @classmethod
@@ -98,7 +98,7 @@ class GpuSettingsRule(BaseModel):
         if value in (None, "max", "default"):
             return value
         pair = value if isinstance(value, list) else [value]
-        numbers = [int(one) for one in pair if re.fullmatch("[1-9][0-9]{0,4}", str(one))]
+        numbers = [int(clock) for clock in pair if re.fullmatch("[1-9][0-9]{0,4}", str(clock))]
         if len(numbers) != len(pair) or len(pair) not in (1, 2) or numbers != sorted(numbers):
             raise ValueError(f"{value} is max, default, a clock in MHz or a range (examples: 1410, [210, 1410])")
         return numbers if len(numbers) == 2 else numbers[0]
@@ -109,16 +109,16 @@ class GpuSettingsRule(BaseModel):
         text = str(value)
         if value in (None, "max", "default"):
             return value
-        if found := _PERCENT.fullmatch(text):
-            return f"{found[1]}%"
-        if isinstance(value, bool) or (found := _WATTS.fullmatch(text)) is None:
+        if match := _PERCENT.fullmatch(text):
+            return f"{match[1]}%"
+        if isinstance(value, bool) or (match := _WATTS.fullmatch(text)) is None:
             raise ValueError(f"{value} is max, default, watts or a part of the default (examples: 500, 500 W, 80%)")
-        return float(found[1])
+        return float(match[1])
 
     @field_validator("mig")
     @classmethod
     def _profiles(cls, value: Any) -> Any:
-        wrong = [one for one in value if PROFILE.fullmatch(one) is None] if isinstance(value, list) else []
+        wrong = [profile for profile in value if PROFILE.fullmatch(profile) is None] if isinstance(value, list) else []
         if wrong:
             raise ValueError(f"{wrong[0]} is not the name of a MIG profile (examples: 1g.10gb, 1g.10gb+me, 3g.40gb)")
         return value
@@ -232,7 +232,7 @@ def _state(runnable: bool, again: bool) -> Literal["started", "restarted"] | Non
 
 def parsed_rules(rules: Any) -> list[dict[str, Any]]:
     """Return the rules as in the settings file. Raises UsageError that names the element and its key."""
-    found = []
+    parsed = []
     for number, rule in enumerate(rules or []):
         try:
             checked = GpuSettingsRule.model_validate(rule)
@@ -241,8 +241,8 @@ def parsed_rules(rules: Any) -> list[dict[str, Any]]:
             raise UsageError(f"gpu_settings_rules[{number}].{key}: {why.removeprefix('Value error, ')}") from None
         except UsageError as err:
             raise UsageError(f"gpu_settings_rules[{number}].gpus: {err}") from None
-        found.append(checked.model_dump(mode="json", exclude_none=True))
-    return found
+        parsed.append(checked.model_dump(mode="json", exclude_none=True))
+    return parsed
 
 
 def seen_gpus(state: NodeState) -> list[dict[str, Any]]:
@@ -275,25 +275,25 @@ def _compared(
         values = resolved(requested(rules, gpu), gpu)[0]
         for setting, value in values.items():
             now, entry = _now(setting, gpu, entries, value), entries.get(setting, {})
-            what = f"{name}: {TITLES[setting]}"
+            subject = f"{name}: {TITLES[setting]}"
             if now == value:
                 continue
             if pending(setting, gpu) == value:
                 later.setdefault(f"{TITLES[setting]} {shown(setting, value)}", []).append(name)
             elif entry.get("value") == value and entry.get("result") == "refused":
-                notes.append(f"{what} {shown(setting, value)} was refused: {str(entry.get('message'))[:300]}")
+                notes.append(f"{subject} {shown(setting, value)} was refused: {str(entry.get('message'))[:300]}")
             elif entry.get("value") == value and entry.get("result") == "pending":
                 continue
             elif busy(gpu):
-                notes.append(f"{what} is not changed: a process computes on the GPU")
+                notes.append(f"{subject} is not changed: a process computes on the GPU")
             else:
-                changes.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
+                changes.append(f"{subject} is {shown(setting, now)}, not {shown(setting, value)}")
         changes += [
             f"{name}: {TITLES[setting]} is no longer requested"
             for setting in entries
             if setting not in values and not busy(gpu)
         ]
-    return changes, notes, [f"{what} of {listed(names, 8)} {LATER}" for what, names in later.items()]
+    return changes, notes, [f"{title} of {listed(names, 8)} {LATER}" for title, names in later.items()]
 
 
 def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value: Any) -> Any:
@@ -311,7 +311,7 @@ def persistence_drop_in(state: NodeState, template: Texts) -> str | None:
 
     Ubuntu's package starts it with --no-persistence-mode.
     """
-    text = next((found for path in DAEMON_FILES if (found := state.contents.get(path))), "")
+    text = next((content for path in DAEMON_FILES if (content := state.contents.get(path))), "")
     command = _COMMAND.search(text)
     if command is None:
         return None
@@ -338,7 +338,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
 def _recorded(state: NodeState) -> Mapping[str, Any]:
     """Return the values before the first change, by UUID."""
     try:
-        found = json.loads(state.contents.get(MEMORY) or "{}")
+        document = json.loads(state.contents.get(MEMORY) or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

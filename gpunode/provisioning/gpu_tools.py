@@ -150,16 +150,16 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
         candidates["python3-venv"] = ("python3-venv",)
     missing = {tool: names for tool, names in candidates.items() if not _installed(state, names)}
     nsight = _nsight_there(state) if settings.nsight else []
-    asked = [
+    queried = [
         *(name for names in missing.values() for name in names),
         *(NSIGHT if settings.nsight and not nsight else ()),
         *(name for name in extra.values() if name not in state.installed),
     ]
     offered: Mapping[str, object] = {}
-    if asked:
+    if queried:
         if "offers" not in context.answers:
             return Manifest(
-                role=ROLE.name, questions={"offers": NodeQuery(kind="package_offers", body={"names": asked})}
+                role=ROLE.name, questions={"offers": NodeQuery(kind="package_offers", body={"names": queried})}
             )
         answer = context.answers["offers"]
         if answer.get("error"):
@@ -169,8 +169,8 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     if unknown:
         refusals = [f"gpunode_extra_packages: no configured repository has {', '.join(unknown)}"]
         return Manifest(role=ROLE.name, refusals=tuple(refusals))
-    own = site_files(state, settings.gpunode_extra_files)
-    notes = [*own.notes]
+    site = site_files(state, settings.gpunode_extra_files)
+    notes = [*site.notes]
     install = [*extra]
     for tool, names in candidates.items():
         chosen = _installed(state, names) or next((name for name in names if name in offered), None)
@@ -190,7 +190,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     files = [
         ManagedFile(path=RECORD, content=json.dumps(record, indent=1) + "\n", phase="after"),
         ManagedFile(path=OPTIONS, content=None if settings.profiling == "keep" else options, phase="after"),
-        *own.files,
+        *site.files,
     ]
     locks = {name: _locked(name) for name in python}
     wanted = {name: version or locks[name] for name, version in python.items()}
@@ -229,34 +229,34 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
 
 
 def _paths(tools: Iterable[str]) -> tuple[str, ...]:
-    return tuple(path for name in tools for path in (*(f"{LINKS}/{one}" for one in PYTHON[name]), f"{FOLDER}/{name}"))
+    return tuple(path for name in tools for path in (*(f"{LINKS}/{link}" for link in PYTHON[name]), f"{FOLDER}/{name}"))
 
 
-def _bad_packages(given: Iterable[str]) -> Iterator[str]:
-    for entry in given:
+def _bad_packages(packages: Iterable[str]) -> Iterator[str]:
+    for entry in packages:
         if _PACKAGE.fullmatch(entry) is None:
             yield f"gpunode_extra_packages: {entry!r} is not a package (examples: bpftrace, bpftrace=0.17*)"
         elif matches_any(entry.partition("=")[0], DRIVER_PACKAGES):
             yield f"gpunode_extra_packages: {entry} belongs to the role nvidia_driver"
 
 
-def _tools(given: Iterable[str]) -> list[str]:
-    unknown = [tool for tool in given if tool not in TOOLS]
+def _tools(tools: Iterable[str]) -> list[str]:
+    unknown = [tool for tool in tools if tool not in TOOLS]
     if unknown:
         raise UsageError(f"gpu_tools_tools: {unknown[0]} is not a tool of the role (known: {', '.join(TOOLS)})")
-    return list(dict.fromkeys(given))
+    return list(dict.fromkeys(tools))
 
 
-def _python(given: Mapping[str, str | float | None]) -> dict[str, str]:
-    found = {}
-    for name, version in given.items():
+def _python(requested: Mapping[str, str | float | None]) -> dict[str, str]:
+    versions = {}
+    for name, version in requested.items():
         if name not in PYTHON:
             raise UsageError(f"gpu_tools_python: {name} is not a tool of the role (known: {', '.join(PYTHON)})")
         text = str(version or "")
         if text and _VERSION.fullmatch(text) is None:
             raise UsageError(f"gpu_tools_python: {name}: {text} is not a version (example: 2.19.0)")
-        found[name] = text
-    return found
+        versions[name] = text
+    return versions
 
 
 def _candidates(state: NodeState, tool: str) -> tuple[str, ...]:
@@ -272,8 +272,8 @@ def _installed(state: NodeState, names: Iterable[str]) -> str | None:
 
 def _nsight_there(state: NodeState) -> list[str]:
     """Return the installed profilers; none unless both are installed."""
-    found = [name for pattern in NSIGHT if (name := _newest(state.installed, pattern))]
-    return found if len(found) == len(NSIGHT) else []
+    profilers = [name for pattern in NSIGHT if (name := _newest(state.installed, pattern))]
+    return profilers if len(profilers) == len(NSIGHT) else []
 
 
 def _newest(names: Iterable[str], pattern: str) -> str | None:
@@ -302,8 +302,8 @@ def _venv_reason(state: NodeState, name: str, version: str) -> str:
         link = state.files.get(f"{LINKS}/{program}")
         if link is None or link.kind != "link" or link.target != f"{venv}/bin/{program}":
             return f"{LINKS}/{program} is not a link to {venv}/bin/{program}"
-    there = (state.contents.get(f"{venv}/gpunode-version") or "").strip()
-    return f"{venv} was created for version {there or 'unknown'}" if there != version else ""
+    installed = (state.contents.get(f"{venv}/gpunode-version") or "").strip()
+    return f"{venv} was created for version {installed or 'unknown'}" if installed != version else ""
 
 
 def _locked(name: str) -> str:

@@ -28,8 +28,8 @@ def imex_version(state: NodeState) -> str:
 
 
 def _packaged(state: NodeState, name: re.Pattern[str]) -> str:
-    found = (version for package, version in sorted(state.installed.items()) if name.fullmatch(package))
-    return next((upstream_version(version) for version in found), "")
+    versions = (version for package, version in sorted(state.installed.items()) if name.fullmatch(package))
+    return next((upstream_version(version) for version in versions), "")
 
 
 def gpus_in_use(facts: NodeFacts) -> bool:

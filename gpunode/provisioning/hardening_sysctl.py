@@ -50,8 +50,8 @@ def owned(requested: Iterable[str]) -> dict[str, str]:
 
     Each key has one owner, and the user's is the role kernel_tuning, also with null, which leaves the kernel's value.
     """
-    theirs = tuple(requested)
-    return {name: value for name, value in SETTINGS.items() if not any(fnmatchcase(name, one) for one in theirs)}
+    keys = tuple(requested)
+    return {name: value for name, value in SETTINGS.items() if not any(fnmatchcase(name, pattern) for pattern in keys)}
 
 
 def sysctl_path(name: str) -> str:

@@ -17,7 +17,9 @@ COMMANDS = frozenset(
 def of_image(state: NodeState) -> NodeState:
     """Return the state without what belongs to the machine that builds the image."""
     kernels = state.facts.kernels
-    installed = tuple(one.model_copy(update={"running": False}) for one in kernels or () if one.package is not None)
+    installed = tuple(
+        kernel.model_copy(update={"running": False}) for kernel in kernels or () if kernel.package is not None
+    )
     facts = state.facts.model_copy(
         update={
             "kernels": None if kernels is None else installed,
@@ -49,7 +51,7 @@ def offline(manifest: Manifest) -> Manifest:
         ),
         modules=(),
         kernel_values=None,
-        commands=tuple(one for one in manifest.commands if one.argv[0] in COMMANDS),
+        commands=tuple(command for command in manifest.commands if command.argv[0] in COMMANDS),
         guarded=guarded.model_copy(update={"limit_s": 0, "activate": (), "restore": ()}) if guarded else None,
         reboot_reasons=(),
         restarts={},

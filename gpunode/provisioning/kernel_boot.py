@@ -113,16 +113,16 @@ def _loader(state: NodeState) -> str | None:
     for path in (UPDATE_GRUB, GRUBBY):
         if state.kind(path) in ("file", "link"):
             return path
-    there = state.kind(KERNEL_INSTALL) == "file"
-    return KERNEL_INSTALL if there and state.contents.get(KERNEL_COMMAND_LINE) and _kernels(state) else None
+    present = state.kind(KERNEL_INSTALL) == "file"
+    return KERNEL_INSTALL if present and state.contents.get(KERNEL_COMMAND_LINE) and _kernels(state) else None
 
 
 def _kernels(state: NodeState) -> list[tuple[str, str]]:
     """Return release and image of each kernel."""
-    found = []
+    kernels = []
     for kernel in state.facts.kernels or ():
         paths = (f"/lib/modules/{kernel.release}/vmlinuz", f"/boot/vmlinuz-{kernel.release}")
         image = next((path for path in paths if state.kind(path) == "file"), None)
         if image is not None:
-            found.append((kernel.release, image))
-    return found
+            kernels.append((kernel.release, image))
+    return kernels

@@ -145,7 +145,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
     inside = in_container(state.facts)
     notes: list[str] = []
     tuning = tune_node(state.facts, common["gpunode_profile"], fleet=settings.fleet_size)
-    derived = {one.name: one.value for one in tuning.kernel}
+    derived = {setting.name: setting.value for setting in tuning.kernel}
     questions, sysctls = _sysctls(derived, settings.sysctl, state, context, notes)
     if questions:
         return Manifest(role=ROLE.name, questions=questions)
@@ -175,7 +175,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
         **_unit_files(ACS_UNIT, text, acs),
     }
     managed = {path: ManagedFile(path=path, content=text, phase="after") for path, text in contents.items()}
-    own = [
+    own_units = [
         *_own_unit(state, CPU_UNIT, managed, _runs_otherwise(state, governor)),
         *_own_unit(state, ACS_UNIT, managed, _redirects(state)),
     ]
@@ -184,7 +184,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
         role=ROLE.name,
         files=(*managed.values(), *boot.files),
         folders=(ManagedFolder(path=ROLE.folder),),
-        units=(*own, *units),
+        units=(*own_units, *units),
         kernel_values=values,
         kernel_memory=ROLE.kernel_memory,
         commands=boot.commands,
@@ -219,36 +219,36 @@ def _stopped(name: str) -> UnitState:
 
 
 def _sysctls(
-    derived: Mapping[str, str], given: Mapping[str, Value], state: NodeState, context: Context, notes: list[str]
+    derived: Mapping[str, str], requested: Mapping[str, Value], state: NodeState, context: Context, notes: list[str]
 ) -> tuple[dict[str, NodeQuery], dict[str, str]]:
     """Return (questions to ask first, settings by name): derived ones, with the user's additions, changes, removals."""
-    own = {name: value for name, value in derived.items() if "." in name}
-    for name, value in given.items():
+    sysctls = {name: value for name, value in derived.items() if "." in name}
+    for name, value in requested.items():
         if SYSCTL_NAME.fullmatch(name) is None:
             raise UsageError(f"kernel_tuning_sysctl: {name!r} is not the name of a setting (example: vm.swappiness)")
         text = " ".join(str(value).split()) if value is not None else ""
         if len(text) > 200 or not text.isprintable():
             raise UsageError(f"kernel_tuning_sysctl: the value of {name} is not one line of text")
-        own.pop(name, None)
+        sysctls.pop(name, None)
         if value is not None:
-            own[name] = text
+            sysctls[name] = text
         if text in BREAKS.get(name, ((), ""))[0]:
             notes.append(f"kernel_tuning_sysctl: {name} = {text} breaks {BREAKS[name][1]} on this node")
     if in_container(state.facts):
-        return {}, own
+        return {}, sysctls
     known = state.facts.sysctl or {}
-    unknown = sorted(name for name in own if name not in known)
+    unknown = sorted(name for name in sysctls if name not in known)
     if not unknown:
-        return {}, own
+        return {}, sysctls
     paths = {name: sysctl_path(name) for name in unknown}
     if "sysctl" not in context.answers:
         return {"sysctl": NodeQuery(kind="contents", body={"paths": sorted(paths.values())})}, {}
-    found = context.answers["sysctl"]
+    answer = context.answers["sysctl"]
     for name, path in paths.items():
-        if found.get(path) is None:
+        if answer.get(path) is None:
             notes.append(f"{SYSCTL}: {name}: the kernel has no such setting: it is skipped, the others are set")
-            own.pop(name)
-    return {}, own
+            sysctls.pop(name)
+    return {}, sysctls
 
 
 def _runtime_reasons(values: Mapping[str, str], state: NodeState, context: Context) -> Iterator[str]:
@@ -283,14 +283,14 @@ def _tuned(state: NodeState) -> bool:
     return unit is not None and unit.active == "active"
 
 
-def _module_options(given: Mapping[str, Value]) -> dict[str, str]:
-    for module, words in given.items():
+def _module_options(options: Mapping[str, Value]) -> dict[str, str]:
+    for module, words in options.items():
         text = str(words)
         if MODULE_NAME.fullmatch(module) is None or "\n" in text or not re.fullmatch(r"\s*(\w+=\S+\s*)+", text):
             raise UsageError(
                 f"kernel_tuning_module_options: {module}: {text!r} is not NAME=VALUE (example: io_queue_depth=512)"
             )
-    return {module: " ".join(str(words).split()) for module, words in given.items()}
+    return {module: " ".join(str(words).split()) for module, words in options.items()}
 
 
 def _arguments(derived: Mapping[str, str], settings: KernelTuningSettings) -> tuple[str, ...]:
@@ -336,9 +336,9 @@ def _runs_otherwise(state: NodeState, governor: str | None) -> bool:
 
 def _redirects(state: NodeState) -> bool:
     """Return whether a bridge above a GPU or a network adapter still redirects traffic up to the processor."""
-    adapters = [one for one in state.facts.pci_io or () if one.class_id.startswith(("0200", "0207"))]
-    above = {port for one in (*(state.facts.gpus_on_bus or ()), *adapters) for port in one.ports}
-    return any(one.redirects and one.slot in above for one in state.facts.pci_acs or ())
+    adapters = [adapter for adapter in state.facts.pci_io or () if adapter.class_id.startswith(("0200", "0207"))]
+    above = {port for device in (*(state.facts.gpus_on_bus or ()), *adapters) for port in device.ports}
+    return any(bridge.redirects and bridge.slot in above for bridge in state.facts.pci_acs or ())
 
 
 def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], otherwise: bool) -> Iterator[UnitState]:
@@ -348,14 +348,14 @@ def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], o
         if state.files[path].kind == "file":
             yield _stopped(name)
         return
-    stale = any(True for one in (path, PROGRAM_OF[name]) for _ in file_reasons(managed[one], state))
+    stale = any(True for location in (path, PROGRAM_OF[name]) for _ in file_reasons(managed[location], state))
     yield UnitState(name=name, enabled=True, state="restarted" if stale or otherwise else None)
 
 
 def _starters(state: NodeState) -> tuple[str, ...]:
     """Return the running services that pass their limits on."""
-    found = (state.unit(name) for name in STARTERS)
-    return tuple(unit.name for unit in found if unit is not None and unit.active == "active")
+    units = (state.unit(name) for name in STARTERS)
+    return tuple(unit.name for unit in units if unit is not None and unit.active == "active")
 
 
 def _limits(state: NodeState, context: Context, notes: list[str]) -> tuple[list[str], list[UnitState], dict[str, str]]:

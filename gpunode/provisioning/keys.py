@@ -64,12 +64,12 @@ def trusted_key(data: bytes, source: str, fingerprints: Collection[str] = (), sh
     own and all of it is trusted.
     """
     try:
-        found = public_keys(data)
+        keys = public_keys(data)
     except (ValueError, IndexError, binascii.Error):
-        found = []
-    if not found and re.match(rb"\s*<(!doctype|html|\?xml)", data, re.IGNORECASE):
+        keys = []
+    if not keys and re.match(rb"\s*<(!doctype|html|\?xml)", data, re.IGNORECASE):
         raise KeyRefusedError(f"{source} contains no OpenPGP key but an HTML page, of a proxy or a login")
-    if not found:
+    if not keys:
         raise KeyRefusedError(f"{source} contains no OpenPGP key: export it with gpg --export --armor")
     if sha256 and not fingerprints:
         text = _without_version(data)
@@ -77,9 +77,9 @@ def trusted_key(data: bytes, source: str, fingerprints: Collection[str] = (), sh
             raise KeyRefusedError(f"{source} without its Version line has the checksum {digest}, expected {sha256}")
         return text.decode()
     pinned = {name.replace(" ", "").upper() for name in fingerprints}
-    kept = [key for key in found if not pinned or (key.body[:1] == b"\x04" and key.fingerprint in pinned)]
+    kept = [key for key in keys if not pinned or (key.body[:1] == b"\x04" and key.fingerprint in pinned)]
     if not kept:
-        names = ", ".join(key.fingerprint for key in found)
+        names = ", ".join(key.fingerprint for key in keys)
         raise KeyRefusedError(
             f"{source} contains the key {names}, expected {', '.join(sorted(pinned))}: do not trust it; "
             "if the publisher announced a new key, set it as a file on the controller"
@@ -232,11 +232,11 @@ def _verified(primary: bytes, subkey: bytes, signature: bytes) -> bool:
 
 def _numbers(data: bytes, count: int) -> list[int]:
     """Return the first numbers in data (RFC 4880, 3.2)."""
-    found = []
+    numbers = []
     for _ in range(count):
         size = (int.from_bytes(data[:2], "big") + 7) // 8
         if len(data) < 2 + size or size == 0:
             raise ValueError("cut short")
-        found.append(int.from_bytes(data[2 : 2 + size], "big"))
+        numbers.append(int.from_bytes(data[2 : 2 + size], "big"))
         data = data[2 + size :]
-    return found
+    return numbers

@@ -89,11 +89,11 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
         paths = [SWAPS, FILE_SYSTEMS, *map(sysctl_path, VALUES)]
         return Manifest(role=ROLE.name, questions={"swaps": NodeQuery(kind="contents", body={"paths": paths})})
     answer = context.answers["swaps"]
-    own = settings.installer in OWN_RUNTIME
+    own_runtime = settings.installer in OWN_RUNTIME
     installed = context.planned.installed(state.installed)
-    there = next((name for name in CONTAINERD if name in installed), None)
+    package = next((name for name in CONTAINERD if name in installed), None)
     text = state.contents.get(CONFIG)
-    config, problem = (text, None) if own else kubernetes_config(text, settings.sandbox_image)
+    config, problem = (text, None) if own_runtime else kubernetes_config(text, settings.sandbox_image)
     swaps = _swaps(answer.get(SWAPS)) if settings.swap == "off" else []
     refusals = [*([problem] if problem else []), *_contradicted(context), *_too_full(state, swaps)]
     if refusals:
@@ -108,7 +108,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
     units: tuple[UnitState, ...] = ()
     marks: tuple[ManagedFile, ...] = ()
     deferred: dict[str, str] = {}
-    if not own:
+    if not own_runtime:
         if state.contents.get(BEFORE) is None and config != text:
             files.append(ManagedFile(path=BEFORE, content=text or "", mode="0600", phase="after", private=True))
         attributes = state.attributes(CONFIG) if text is not None else {}
@@ -116,7 +116,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
         files.append(changed)
         change = restarted(state, config != text, context.allow_busy, "its plugin for Kubernetes was configured")
         marks, deferred = change.marks, change.deferred
-        units = (UnitState(name=UNIT, enabled=True, state="started"), *change.units) if there else ()
+        units = (UnitState(name=UNIT, enabled=True, state="started"), *change.units) if package else ()
     missing = () if in_container(state.facts) else tuple(_missing_modules(answer))
     # With the module come its settings; a container has those of its host, as far as it has any.
     values = {sysctl_path(name): value for name, value in VALUES.items()}
@@ -125,7 +125,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
         role=ROLE.name,
         files=tuple(files),
         folders=(ManagedFolder(path=ROLE.folder),),
-        packages=ROLE.transaction(state, settings, () if own or there is not None else (_package(state),)),
+        packages=ROLE.transaction(state, settings, () if own_runtime or package is not None else (_package(state),)),
         modules=missing,
         kernel_values=runtime,
         kernel_memory=ROLE.kernel_memory,
@@ -133,7 +133,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
         units=units,
         marks=marks,
         restarts=deferred,
-        notes=tuple(_notes(installed, own=own)),
+        notes=tuple(_notes(installed, own_runtime=own_runtime)),
         pending_reasons=(
             *(f"swap is on: {name}" for name in swaps),
             *(
@@ -153,10 +153,10 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     changes = before is not None and before != (text or "")
     if before is not None:
         attributes = state.attributes(CONFIG) if text is not None else {}
-        ours, _ = kubernetes_config(before, ROLE.of(context).sandbox_image)
+        written, _ = kubernetes_config(before, ROLE.of(context).sandbox_image)
         restored = ManagedFile(path=CONFIG, content=before or None, phase="after", private=True, **attributes)
         # What others added since then, such as a registry, is in the backup.
-        files.append(restored.model_copy(update={"backup": text not in (None, before, ours)}))
+        files.append(restored.model_copy(update={"backup": text not in (None, before, written)}))
         files.append(ManagedFile(path=BEFORE, content=None, phase="after", private=True))
     # An engine that was installed since then needs it.
     engine = installed_engine(context.planned.installed(state.installed)).package
@@ -185,8 +185,8 @@ def uses_containerd(context: Context) -> bool:
 
 
 def _value(answer: Mapping[str, object], path: str) -> str | None:
-    found = answer.get(path)
-    return found.strip() if isinstance(found, str) else None
+    text = answer.get(path)
+    return text.strip() if isinstance(text, str) else None
 
 
 def _missing_modules(answer: Mapping[str, object]) -> Iterator[str]:
@@ -203,9 +203,9 @@ def _contradicted(context: Context) -> Iterator[str]:
     tuning = context.settings_of("kernel_tuning")
     if tuning["state"] == "present":
         for name in VALUES.keys() & tuning["sysctl"].keys():
-            given = tuning["sysctl"][name]
-            text = str(int(given)) if isinstance(given, bool) else str(given)
-            if given is not None and text != VALUES[name]:
+            value = tuning["sysctl"][name]
+            text = str(int(value)) if isinstance(value, bool) else str(value)
+            if value is not None and text != VALUES[name]:
                 yield f"kernel_tuning_sysctl: {name} = {text}: kubelet needs {VALUES[name]}: remove that line"
 
 
@@ -228,6 +228,6 @@ def _too_full(state: NodeState, swaps: list[str]) -> Iterator[str]:
         )
 
 
-def _notes(installed: Mapping[str, str], *, own: bool) -> Iterator[str]:
-    if own and "containerd" in installed and installed_engine(installed).package is None:
+def _notes(installed: Mapping[str, str], *, own_runtime: bool) -> Iterator[str]:
+    if own_runtime and "containerd" in installed and installed_engine(installed).package is None:
         yield "containerd of the distribution is installed beside the installer's own: kubelet does not use it"

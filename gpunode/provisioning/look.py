@@ -51,7 +51,7 @@ def parsed(text: str, where: str, unread: tuple[str, ...] = ()) -> bytes:
     return state.model_dump_json().encode() if state is not None else b""
 
 
-def _valid(model: type[M], value: Any, place: str, where: str) -> M | None:
+def _valid(model: type[M], value: Any, prefix: str, where: str) -> M | None:
     """Return a part of the answer as its model; None if it is missing."""
     if value is None:
         return None
@@ -59,7 +59,7 @@ def _valid(model: type[M], value: Any, place: str, where: str) -> M | None:
         return model.model_validate(value)
     except ValidationError as err:
         field, why = invalid_field(err)
-        raise UsageError(f"{where}: {place}{field}: {why}") from None
+        raise UsageError(f"{where}: {prefix}{field}: {why}") from None
 
 
 def with_publishers(facts: NodeFacts, apt: AptState | None) -> NodeFacts:

@@ -185,10 +185,10 @@ class Manifest(Frozen):
         repositories.
         """
         return {
-            one.path: one.content or ""
-            for one in self.files
-            if one.encoding == "utf-8"
-            and (one.path.startswith("/etc/apt/") or (one.path.startswith("/etc/yum.repos.d/") and one.content))
+            file.path: file.content or ""
+            for file in self.files
+            if file.encoding == "utf-8"
+            and (file.path.startswith("/etc/apt/") or (file.path.startswith("/etc/yum.repos.d/") and file.content))
         }
 
     @property

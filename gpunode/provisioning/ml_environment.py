@@ -102,10 +102,12 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
     nccl = _nccl(node.nccl, settings, state, notes)
     document = {
         "profile": profile,
-        "environment": {one.name: one.value for one in job.environment if not one.name.endswith("_NUM_THREADS")},
-        "docker": [word for one in job.docker for word in (one.name, one.value) if word],
+        "environment": {
+            setting.name: setting.value for setting in job.environment if not setting.name.endswith("_NUM_THREADS")
+        },
+        "docker": [word for setting in job.docker for word in (setting.name, setting.value) if word],
     }
-    environment = "".join(f"{one.name}=${{{one.name}:-{one.value}}}\n" for one in wide)
+    environment = "".join(f"{setting.name}=${{{setting.name}:-{setting.value}}}\n" for setting in wide)
     text = ROLE.texts(context)
     contents = {
         PROFILE: node_shell(wide, MARK) if wide else None,
@@ -137,20 +139,20 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     return manifest.updated(**more)
 
 
-def _variables(derived: Iterable[Setting], given: Mapping[str, Value]) -> list[Setting]:
+def _variables(derived: Iterable[Setting], requested: Mapping[str, Value]) -> list[Setting]:
     """Return the variables for all users; those for jobs or debugging are refused."""
-    found = {one.name: one for one in derived}
-    for name, value in given.items():
+    variables = {setting.name: setting for setting in derived}
+    for name, value in requested.items():
         if NAME.fullmatch(name) is None:
             raise UsageError(f"ml_environment_variables: {name!r} is not the name of a variable")
         if OF_JOBS.fullmatch(name) or name in DEBUGGING or name.startswith("NCCL_"):
             where = "ml_environment_nccl has NCCL's" if name.startswith("NCCL_") else "gpunode-run sets a job's"
             raise UsageError(f"ml_environment_variables: {name} must not be set for all users of a node: {where}")
-        found.pop(name, None)
+        variables.pop(name, None)
         if value is not None:
             text = _line("ml_environment_variables", name, value)
-            found[name] = Setting(name=name, value=text, reason="ml_environment_variables", source="the inventory")
-    return list(found.values())
+            variables[name] = Setting(name=name, value=text, reason="ml_environment_variables", source="the inventory")
+    return list(variables.values())
 
 
 def _line(variable: str, name: str, value: Value) -> str:
@@ -164,16 +166,16 @@ def _nccl(
     derived: Iterable[Setting], settings: MlEnvironmentSettings, state: NodeState, notes: list[str]
 ) -> list[Setting]:
     """Return the role's lines for nccl.conf: derived, with the user's additions, changes or removals."""
-    found = {one.name: one for one in derived}
+    variables = {setting.name: setting for setting in derived}
     topology = _topology(settings.nccl_topology_file, state, notes)
     if topology is not None:
-        found["NCCL_TOPO_FILE"] = Setting(
+        variables["NCCL_TOPO_FILE"] = Setting(
             name="NCCL_TOPO_FILE", value=topology, reason="the hypervisor hides the topology", source="azhpc-images"
         )
     for name, value in settings.nccl.items():
         if not name.startswith("NCCL_") or NAME.fullmatch(name) is None:
             raise UsageError(f"ml_environment_nccl: {name!r} is not a variable of NCCL (example: NCCL_IB_TC)")
-        found.pop(name, None)
+        variables.pop(name, None)
         if value is None:
             continue
         text = _line("ml_environment_nccl", name, value)
@@ -185,16 +187,16 @@ def _nccl(
             notes.append(
                 f"{NCCL}: {name}={text} is for debugging (requested by ml_environment_nccl): remove it afterwards"
             )
-        found[name] = Setting(name=name, value=text, reason="ml_environment_nccl", source="the inventory")
+        variables[name] = Setting(name=name, value=text, reason="ml_environment_nccl", source="the inventory")
     for name, value in _foreign(state):
         wrong = _missing(state.facts, name, value)
         if wrong is not None:
             notes.append(f"{NCCL}: {name}={value}, which is not the role's: {wrong}")
         if debugs(name, value):
             notes.append(f"{NCCL}: {name}={value}, which is not the role's, is for debugging")
-        if found.pop(name, None) is not None:
+        if variables.pop(name, None) is not None:
             notes.append(f"{NCCL}: {name}={value} is not the role's and stays")
-    return list(found.values())
+    return list(variables.values())
 
 
 def _missing(node: NodeFacts, name: str, value: str) -> str | None:
@@ -207,15 +209,15 @@ def _missing(node: NodeFacts, name: str, value: str) -> str | None:
 
 
 def _topology(setting: str, state: NodeState, notes: list[str]) -> str | None:
-    there = sorted(path for path in state.files if re.fullmatch(r"/opt/microsoft/[^/]+-topo\.xml", path))
+    paths = sorted(path for path in state.files if re.fullmatch(r"/opt/microsoft/[^/]+-topo\.xml", path))
     if setting == "none":
         return None
     if setting == "auto":
-        if len(there) > 1:
+        if len(paths) > 1:
             notes.append(
-                f"several topology files: select one with ml_environment_nccl_topology_file: {', '.join(there)}"
+                f"several topology files: select one with ml_environment_nccl_topology_file: {', '.join(paths)}"
             )
-        return there[0] if len(there) == 1 else None
+        return paths[0] if len(paths) == 1 else None
     if not setting.startswith("/") or not re.fullmatch(r"[\w./-]{2,400}", setting):
         raise UsageError(f"ml_environment_nccl_topology_file: {setting!r} is not auto, none or an absolute path")
     return setting
@@ -231,16 +233,16 @@ def _foreign(state: NodeState) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, equals, value in lines if equals]
 
 
-def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
+def _shared(state: NodeState, settings: list[Setting]) -> ManagedFile:
     """Return nccl.conf with foreign lines unchanged and the role's in a section of their own."""
     others = _foreign_text(state)
-    block = nccl_conf(ours, BEGIN.removeprefix("# ")) + f"{END}\n" if ours else ""
-    there = state.files[NCCL]
+    block = nccl_conf(settings, BEGIN.removeprefix("# ")) + f"{END}\n" if settings else ""
+    actual = state.files[NCCL]
     return ManagedFile(
         path=NCCL,
         content=(completed(others) if block else others) + block or None,
         phase="after",
-        expect_sha256=there.sha256 if there.kind == "file" else None,
+        expect_sha256=actual.sha256 if actual.kind == "file" else None,
     )
 
 

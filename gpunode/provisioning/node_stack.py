@@ -59,10 +59,10 @@ REQUESTED: Mapping[str, str] = {
 
 def requested_by(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request in a node's variables, for ``resolved``; of several toolkits the first one decides."""
-    found = {name: variables[variable] for name, variable in REQUESTED.items() if variable in variables}
-    if isinstance(found.get("toolkit"), list | tuple):
-        found["toolkit"] = next(iter(found["toolkit"]), None)
-    return found
+    requested = {name: variables[variable] for name, variable in REQUESTED.items() if variable in variables}
+    if isinstance(requested.get("toolkit"), list | tuple):
+        requested["toolkit"] = next(iter(requested["toolkit"]), None)
+    return requested
 
 
 def resolved(
@@ -76,7 +76,7 @@ def resolved(
     problems: list[str] = []
     request = request_of(picture_from_facts(facts, load()), requested, problems, locked=bool(lock))
     # Preflight names a .run file itself.
-    known = tuple(one for one in facts.foreign_installs or () if one.kind != "driver-runfile")
+    known = tuple(install for install in facts.foreign_installs or () if install.kind != "driver-runfile")
     group = _answer(facts.model_copy(update={"foreign_installs": known}), request, lock, today or date.today())
     if group.undetermined:
         problems.append(f"undetermined: {group.undetermined}")
@@ -90,21 +90,21 @@ def request_of(picture: NodePicture, requested: Mapping[str, Any], problems: lis
 
     ``locked``: the node has a lock, which decides the driver unless the variables request one.
     """
-    given = {key: str(value) for key, value in plain(requested).items() if value not in (None, "", "auto")}
+    choices = {key: str(value) for key, value in plain(requested).items() if value not in (None, "", "auto")}
     installed = picture.installed if picture.installed and picture.installed.closure else None
-    version = given.get("version", "keep")
+    version = choices.get("version", "keep")
     if version != "keep":
         driver: str | None = version
     else:
-        driver = _kept(installed, given.get("source"), given.get("flavour"), problems) if not locked else None
+        driver = _kept(installed, choices.get("source"), choices.get("flavour"), problems) if not locked else None
     try:
         return Request.model_validate(
             {
-                "source": given.get("source"),
+                "source": choices.get("source"),
                 "driver": driver,
-                "kernel_module": given.get("flavour"),
-                "cuda": given.get("cuda"),
-                "toolkit": given.get("toolkit"),
+                "kernel_module": choices.get("flavour"),
+                "cuda": choices.get("cuda"),
+                "toolkit": choices.get("toolkit"),
             }
         )
     except ValueError as err:
@@ -146,11 +146,11 @@ def _kept(installed: Installed | None, source: str | None, flavour: str | None, 
     origins = {row.origin for row in installed.closure}
     kept = source or next(iter(origins), None)
     if origins != {kept}:
-        own = {upstream_version(row.version) for row in installed.closure if row.origin == kept}
-        if not source or len(own) != 1:
+        versions = {upstream_version(row.version) for row in installed.closure if row.origin == kept}
+        if not source or len(versions) != 1:
             return None
         # With foreign packages, which are removed, its source stays the same.
-        return own.pop() if source == "nvidia" else own.pop().split(".", maxsplit=1)[0]
+        return versions.pop() if source == "nvidia" else versions.pop().split(".", maxsplit=1)[0]
     if installed.version is None:
         problems.append(
             "mixed-versions: the driver's packages are of several versions "

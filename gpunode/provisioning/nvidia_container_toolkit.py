@@ -155,7 +155,7 @@ def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context:
             text = why.text if why is not None else "the stack has none"
         note = f"no container toolkit: {text}; {ROLE.name}_version: VERSION installs NVIDIA's nevertheless"
         return Manifest(role=ROLE.name, notes=() if settings.version == "none" else (note,))
-    workload = next((one for one in WORKLOADS if one == settings.env), None)
+    workload = next((name for name in WORKLOADS if name == settings.env), None)
     if settings.env and workload is None:
         problem = f"{ROLE.name}_env: {settings.env} is not a workload ({', '.join(WORKLOADS)})"
         return Manifest(role=ROLE.name, refusals=(problem,))
@@ -181,11 +181,11 @@ def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context:
         )
     stale = stale_specifications(state.facts.cdi_specs, refresh.output) if has_unit else []
     reason = refresh_reason(state.facts, refresh.output) if has_unit else None
-    there = BASE in context.planned.installed(state.installed)
+    installed = BASE in context.planned.installed(state.installed)
     sources = (*archive.files, *_apt_files(state, settings, request, by_cuda, ROLE.texts(context)))
-    environment = _environment(state, refresh, has_unit and (there or bool(refresh.text)))
+    environment = _environment(state, refresh, has_unit and (installed or bool(refresh.text)))
     units: tuple[UnitState, ...] = ()
-    if has_unit and there:
+    if has_unit and installed:
         new = state.contents.get(str(ROLE.restart_mark)) is not None
         rewrites = can_refresh(state) and bool(reason or stale or new or _differs(state, environment))
         units = (
@@ -318,15 +318,15 @@ def _daemon(
 
 
 def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest) -> PackageRepository:
-    base, own = settings.url or request.repository, settings.key
+    base, site_key = settings.url or request.repository, settings.key
     folder = f"deb/{state.apt.architecture}" if state.apt is not None else "rpm/$basearch"
     return PackageRepository(
         role=ROLE.name,
         purpose="NVIDIA's container toolkit",
         name="nvidia-container-toolkit",
         uri=f"{base}/stable/{folder}",
-        key=own or request.key,
-        fingerprints=() if own else request.fingerprints,
+        key=site_key or request.key,
+        fingerprints=() if site_key else request.fingerprints,
         # NVIDIA signs the metadata of this repository, not its rpm packages.
         signed_packages=False,
     )

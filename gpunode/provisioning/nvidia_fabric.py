@@ -87,10 +87,10 @@ def present(state: NodeState, settings: FabricSettings, context: Context) -> Man
     """Return the manifest of the role."""
     if context.settings_of("nvidia_driver")["state"] == "absent":
         return ROLE.gone(state, settings, context)
-    found = node_stack.of_context(state.facts, context)
-    if found.stack is None or found.problems:
-        return Manifest(role=ROLE.name, refusals=found.problems)
-    fabric = Fabric(state, settings, context, found.stack)
+    resolved = node_stack.of_context(state.facts, context)
+    if resolved.stack is None or resolved.problems:
+        return Manifest(role=ROLE.name, refusals=resolved.problems)
+    fabric = Fabric(state, settings, context, resolved.stack)
     refusals = tuple(fabric.refusals)
     if refusals:
         return Manifest(role=ROLE.name, refusals=refusals)
@@ -112,18 +112,18 @@ def present(state: NodeState, settings: FabricSettings, context: Context) -> Man
 @ROLE.absent
 def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the packages that have the driver's version: they are removed with it in any case."""
-    there = tuple(sorted(name for name in state.installed if _OURS.fullmatch(name)))
+    installed = tuple(sorted(name for name in state.installed if _OURS.fullmatch(name)))
     failed = [
         unit.name for unit in state.facts.units or () if unit.name in {FABRIC_MANAGER, IMEX} and unit.active == "failed"
     ]
-    going = {"remove": there}
+    going = {"remove": installed}
     # Before the packages, as rpm would keep a copy.
-    own = (state.contents.get(IMEX_NODES) or "").startswith(_MARK)
-    nodes = (ManagedFile(path=IMEX_NODES, content=None),) if own else ()
+    marked = (state.contents.get(IMEX_NODES) or "").startswith(_MARK)
+    nodes = (ManagedFile(path=IMEX_NODES, content=None),) if marked else ()
     return manifest.updated(
         files=(*nodes, *manifest.files),
         packages=manifest.packages and manifest.packages.model_copy(update=going),
-        units=ROLE.stopped(state, FABRIC_MANAGER, IMEX) if there else (),
+        units=ROLE.stopped(state, FABRIC_MANAGER, IMEX) if installed else (),
         # A unit that failed is listed until it is reset, also without its file; for another one systemctl fails.
         commands=(NodeCommand(argv=("systemctl", "reset-failed", *failed), may_fail=True),) if failed else (),
         pending_reasons=(*manifest.pending_reasons, *(f"{name} has failed" for name in failed)),
@@ -156,8 +156,8 @@ class Fabric:
 
     def name(self, row: PackageChoice) -> str:
         """Return the package of a row: an installed one takes precedence over the default name."""
-        there = self.context.planned.installed(self.state.installed)
-        return next((name for name in (row.name, *row.alternatives) if name in there), row.name)
+        installed = self.context.planned.installed(self.state.installed)
+        return next((name for name in (row.name, *row.alternatives) if name in installed), row.name)
 
     @cached_property
     def closure(self) -> tuple[str, ...]:
@@ -344,14 +344,14 @@ class Fabric:
     def restarts(self) -> tuple[str, ...]:
         """Return running services with settings that change, or changed in a run that did not restart them."""
         waiting = (self.state.contents.get(MARKER) or "").split()
-        found = []
+        names = []
         for file in self.written:
-            there = self.state.files.get(file.path)
+            actual = self.state.files.get(file.path)
             unit = self.state.unit(FABRIC_MANAGER if file.path == CONFIG else IMEX)
-            differs = there is None or there.sha256 != hashlib.sha256(file.data or b"").hexdigest()
+            differs = actual is None or actual.sha256 != hashlib.sha256(file.data or b"").hexdigest()
             if unit is not None and unit.active == "active" and (differs or unit.name in waiting) and self.runnable:
-                found.append(unit.name)
-        return tuple(found)
+                names.append(unit.name)
+        return tuple(names)
 
     @property
     def problems(self) -> Iterator[str]:
@@ -373,8 +373,8 @@ def merged(text: str, settings: Mapping[str, Value]) -> str:
     lines = completed(text).split("\n")[:-1]
     for name, value in settings.items():
         line = f"{name}={value}"
-        set_at = [number for number, one in enumerate(lines) if re.match(rf"\s*{re.escape(name)}\s*=", one)]
-        told_at = [number for number, one in enumerate(lines) if re.match(rf"\s*#\s*{re.escape(name)}\s*=", one)]
+        set_at = [number for number, row in enumerate(lines) if re.match(rf"\s*{re.escape(name)}\s*=", row)]
+        told_at = [number for number, row in enumerate(lines) if re.match(rf"\s*#\s*{re.escape(name)}\s*=", row)]
         if set_at:
             lines[set_at[-1]] = line
         else:

@@ -140,7 +140,7 @@ def offered(
         keyring=url + KEYRING if row and paths is APT_PATHS else "",
         section=DNF_ID,
         proxy=settings.proxy,
-        exclude=DOCAS if any(DOCA.search(one) for _, urls in entries for one in urls) else (),
+        exclude=DOCAS if any(DOCA.search(url) for _, urls in entries for url in urls) else (),
     )
     return RepositoryConfig(
         wanted=True,
@@ -155,16 +155,16 @@ def offered(
 
 def _entries(state: NodeState, paths: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     """Yield file and URLs of each entry of the node's sources in other files than the role's."""
-    found = [(one.file, list(one.uris)) for one in state.apt.sources] if state.apt is not None else []
-    found += [(one.file, list(one.urls)) for one in state.dnf.repositories] if state.dnf is not None else []
-    yield from ((file, urls) for file, urls in found if file not in paths.values())
+    entries = [(source.file, list(source.uris)) for source in state.apt.sources] if state.apt is not None else []
+    entries += [(source.file, list(source.urls)) for source in state.dnf.repositories] if state.dnf is not None else []
+    yield from ((file, urls) for file, urls in entries if file not in paths.values())
 
 
 def _other_entries(entries: Iterable[tuple[str, list[str]]], url: str) -> tuple[list[str], list[str]]:
     """Return (files that name only NVIDIA's repository, files that name it among others)."""
     by_file: dict[str, list[bool]] = {}
     for file, urls in entries:
-        same = [bool(NVIDIAS.match(one)) or one.rstrip("/") == url.rstrip("/") for one in urls]
+        same = [bool(NVIDIAS.match(address)) or address.rstrip("/") == url.rstrip("/") for address in urls]
         by_file.setdefault(file, []).extend(same or [False])
     old = sorted(file for file, same in by_file.items() if all(same) and file != "/etc/apt/sources.list")
     return old, sorted(file for file, same in by_file.items() if any(same) and file not in old)
@@ -188,11 +188,11 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
     """Return the manifest of the role."""
     if settings.state == "auto" and context.settings_of("nvidia_driver")["state"] == "absent":
         return Manifest(role=ROLE.name)
-    found = node_stack.of_context(state.facts, context)
+    resolved = node_stack.of_context(state.facts, context)
     # The other roles refuse a node without a stack; the repository alone can still be set up.
-    if found.problems and settings.state != "present":
-        return Manifest(role=ROLE.name, refusals=found.problems)
-    offer = offered(state, settings, context, found.stack.source if found.stack else None)
+    if resolved.problems and settings.state != "present":
+        return Manifest(role=ROLE.name, refusals=resolved.problems)
+    offer = offered(state, settings, context, resolved.stack.source if resolved.stack else None)
     if not offer.wanted:
         return ROLE.gone(state, settings, context)
     if offer.archive is None or offer.problems:

@@ -15,8 +15,8 @@ def removable(state: NodeState, memory: str, new: Sequence[str], held: Sequence[
     Both are shell patterns of names.
     """
     locked = set(state.apt.held) if state.apt is not None else _locked(state)
-    own = sorted(installed_by_role(state, memory))
-    return [name for name in own if matches_any(name, new) or (name in locked and matches_any(name, held))]
+    names = sorted(installed_by_role(state, memory))
+    return [name for name in names if matches_any(name, new) or (name in locked and matches_any(name, held))]
 
 
 def installed_by_role(state: NodeState, memory: str) -> set[str]:
@@ -28,9 +28,9 @@ def installed_by_role(state: NodeState, memory: str) -> set[str]:
     text = state.contents.get(memory)
     if text is None:
         return set()
-    before, mark, own = text.partition(MARK)
-    found = state.installed.keys() & set(own.split())
-    return found if mark and not before.strip() else found | (state.installed.keys() - set(before.split()))
+    before, mark, added = text.partition(MARK)
+    recorded = state.installed.keys() & set(added.split())
+    return recorded if mark and not before.strip() else recorded | (state.installed.keys() - set(before.split()))
 
 
 def _locked(state: NodeState) -> set[str]:

@@ -132,8 +132,8 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     drives, for_gpus = "nvidia_driver" in roles, any(role.for_gpus for role in shapes)
     installs = any("packages" in role.needs for role in shapes)
     removing = driver["state"] == "absent"
-    found = node_stack.of_context(state.facts, context) if for_gpus and not removing else None
-    stack = found.stack if found is not None else None
+    resolved = node_stack.of_context(state.facts, context) if for_gpus and not removing else None
+    stack = resolved.stack if resolved is not None else None
     refusals: list[str] = []
     questions: dict[str, NodeQuery] = {}
     settled = not removing and not drives
@@ -157,7 +157,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
         *(_other_line(state.facts) if drives and not removing else ()),
         *(_too_full(state.facts, settings.min_free_mib, driver=drives) if installs and not removing else ()),
         *(_for_modules(state, stack, settings, driver) if drives and not removing else ()),
-        *(found.problems if found is not None else ()),
+        *(resolved.problems if resolved is not None else ()),
         *(dnf_problems(state.dnf) if installs else ()),
         *refusals,
         *(_misspelt(context) if settings.refuse_unknown_variables else ()),
@@ -186,16 +186,16 @@ def _asked(
     These are whether its packages do not change, and whether its role has something to do.
     """
     if with_repository:
-        one = nvidia_repository.ROLE.plan(state, context.settings_of("nvidia_repository"), context)
-        open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
-        if open_ or one.refusals:
-            return open_, list(one.refusals), False, False
-        context = replace(context, planned=context.planned.with_files(one.source_files))
-    two = nvidia_driver.ROLE.plan(state, context.settings_of(nvidia_driver.ROLE.name), context)
-    open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
-    of_driver = two.result
+        repository = nvidia_repository.ROLE.plan(state, context.settings_of("nvidia_repository"), context)
+        open_ = {name: question for name, question in repository.questions.items() if name not in context.answers}
+        if open_ or repository.refusals:
+            return open_, list(repository.refusals), False, False
+        context = replace(context, planned=context.planned.with_files(repository.source_files))
+    driver = nvidia_driver.ROLE.plan(state, context.settings_of(nvidia_driver.ROLE.name), context)
+    open_ = {name: question for name, question in driver.questions.items() if name not in context.answers}
+    of_driver = driver.result
     settled = isinstance(of_driver, nvidia_driver.DriverResult) and not of_driver.changes and not of_driver.runfile
-    return open_, list(two.refusals), settled and not two.refusals, compared(two, state).pending
+    return open_, list(driver.refusals), settled and not driver.refusals, compared(driver, state).pending
 
 
 def _undetermined(node: NodeFacts, *, packages: bool, gpus: bool) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _unsupported(node: NodeFacts) -> Iterator[str]:
     if node.os is not None:
         row = load().os_of(node.os.id, node.os.version_id)
         name = node.os.pretty_name or f"{node.os.id} {node.os.version_id}"
-        known = ", ".join(one.name for one in load().systems.values() if one.supported and one.manager in MANAGERS)
+        known = ", ".join(row.name for row in load().systems.values() if row.supported and row.manager in MANAGERS)
         if row is not None and row.supported and row.manager not in MANAGERS:
             yield f"unsupported: {name}: the roles install through apt and dnf only, not {row.manager}: for {known}"
         elif row is None or not row.supported:
@@ -238,10 +238,10 @@ def _package_manager(state: NodeState) -> Iterator[str]:
         yield (
             f"package-lock: {manager.lock_holder} still holds the package lock: wait until it ends, then run this again"
         )
-    ours = set(state.apt.left) if state.apt is not None else set()
+    left = set(state.apt.left) if state.apt is not None else set()
     # The roles finish packages that dpkg left half-installed, of the driver or in a transaction of ours.
     unfinished = [
-        name for name in manager.unfinished if name not in ours and not re.search(r"nvidia|libcuda|cuda-drivers", name)
+        name for name in manager.unfinished if name not in left and not re.search(r"nvidia|libcuda|cuda-drivers", name)
     ]
     if unfinished:
         yield f"half-configured: dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a"
@@ -270,14 +270,14 @@ def _left_by_others(state: NodeState, roles: set[str]) -> Iterator[str]:
 
 def _other_line(node: NodeFacts) -> Iterator[str]:
     """Yield conflicts with Debian's packages for old GPUs, which exist in addition to the current driver."""
-    found = [
+    names = [
         package.name
         for package in node.packages or ()
         if package.installed and re.match(r"nvidia-graphics-drivers-(tesla|legacy)", package.source)
     ]
-    if found:
+    if names:
         yield (
-            f"other-line: a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is not changed; "
+            f"other-line: a driver of another line is installed ({', '.join(sorted(names)[:5])}): it is not changed; "
             "to install the current one, purge it first"
         )
 
@@ -333,8 +333,8 @@ def _misspelt(context: Context) -> Iterator[str]:
     root: Path = collection_root()
     known = (*known_variables(root), *FACTS)
     for name, near in unknown_variables(context.variables, known, role_prefixes(root)):
-        place = locate(name, list(context.inventories)) or "the variables"
-        yield f"{place}: unknown variable {name}" + (f"; {did_you_mean([near])}" if near else "")
+        location = locate(name, list(context.inventories)) or "the variables"
+        yield f"{location}: unknown variable {name}" + (f"; {did_you_mean([near])}" if near else "")
 
 
 def _unused(context: Context) -> Iterator[str]:

@@ -221,11 +221,11 @@ class Draft:
 
     def answer(self, name: str, names: Sequence[str], files: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the answer on the availability of packages in the node's repositories; None if it is not known yet."""
-        found = self.context.answers.get(name)
-        if found is None:
+        answer = self.context.answers.get(name)
+        if answer is None:
             body = {"names": sorted(names), "files": {**self.context.planned.files, **files}}
             self.questions[name] = NodeQuery(kind="package_offers", body=body)
-        return found
+        return answer
 
 
 @ROLE.present
@@ -248,8 +248,8 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     chosen = (*fabric, *([PEERMEM] if path.kind == "peermem" else ()), *(part.module for part in draft.parts))
     loadable = _to_load(draft, fabric, chosen)
     # A module that cannot be loaded would fail at every boot: the run that loads nvidia-peermem lists it.
-    there = {*loadable, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
-    modules = tuple(name for name in chosen if name != PEERMEM or name in there)
+    available = {*loadable, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
+    modules = tuple(name for name in chosen if name != PEERMEM or name in available)
     text = ROLE.texts(context)("modules.conf.j2", modules=modules) if modules else None
     texts = {**archive.texts, **({PREFERENCES: _pins(context)} if archive.files else {})}
     change = ROLE.transaction(state, settings, draft.requested, never=DRIVER_PACKAGES, files=texts)
@@ -280,8 +280,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     if packages is not None and packages.manager == "apt":
         packages = packages.model_copy(update={"restore": REPLACED})
     loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
-    ours = state.files[MODULES].kind == "file"
-    notes = [f"module {name} stays loaded until the next boot" for name in loaded if ours]
+    configured = state.files[MODULES].kind == "file"
+    notes = [f"module {name} stays loaded until the next boot" for name in loaded if configured]
     if f"{PROFILE} must be removed" in manifest.pending_reasons:
         notes.append("DOCA-OFED's modules stay loaded until the next boot")
     files = tuple(file for file in manifest.files if file.path != NAMES or not _of_the_site(state))
@@ -391,12 +391,13 @@ def _packages(draft: Draft, archive: RepositoryFiles) -> None:
 
 def _part(draft: Draft, part: OptionalPart, offered: Mapping[str, Any]) -> None:
     """Add an optional part, or refuse it by name."""
-    there = draft.installed
+    installed = draft.installed
     chosen = [
-        next((name for name in names if name in there), None) or next((name for name in names if name in offered), None)
+        next((name for name in names if name in installed), None)
+        or next((name for name in names if name in offered), None)
         for names in part.packages[draft.manager]
     ]
-    versions = [str(there.get(name) or (offered.get(name) or [""])[0]) for name in chosen if name]
+    versions = [str(installed.get(name) or (offered.get(name) or [""])[0]) for name in chosen if name]
     draft.refusals += part_problems(part, draft.state.facts, draft.stack, versions)
     lacking = [" or ".join(names) for names, name in zip(part.packages[draft.manager], chosen, strict=True) if not name]
     if lacking:

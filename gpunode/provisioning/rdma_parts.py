@@ -144,8 +144,8 @@ def part_problems(part: OptionalPart, facts: NodeFacts, stack: Stack | None, ver
 
 def _needs_open(version: str) -> bool:
     """Return whether a version of nvidia-fs needs the open modules: ``2.13.5~11.8.0-5`` does not."""
-    found = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
-    return found is None or Number(found[1]) >= NEEDS_OPEN
+    match = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
+    return match is None or Number(match[1]) >= NEEDS_OPEN
 
 
 def headers_of(state: NodeState) -> str | None:

@@ -109,10 +109,12 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Texts
 
 def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> RocePlan:
     """Return how to restore the interfaces that were set and are not among ``keep``."""
-    found = _recorded(state)
-    units = {match[1].replace(r"\x2d", "-") for one in state.facts.units or () if (match := _UNIT.fullmatch(one.name))}
-    leaving = sorted({name for name in found | units if INTERFACE.fullmatch(name)} - set(keep))
-    active = [name for name in leaving if name in found and state.kind(PROGRAM) == "file"]
+    recorded = _recorded(state)
+    units = {
+        match[1].replace(r"\x2d", "-") for unit in state.facts.units or () if (match := _UNIT.fullmatch(unit.name))
+    }
+    leaving = sorted({name for name in recorded | units if INTERFACE.fullmatch(name)} - set(keep))
+    active = [name for name in leaving if name in recorded and state.kind(PROGRAM) == "file"]
     busy = [] if context.allow_busy or not active else gpu_users(state.facts)
     return RocePlan(
         units=tuple(UnitState(name=unit_of(name), enabled=False, state="stopped", phase="before") for name in leaving),
@@ -126,7 +128,7 @@ def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> 
 
 def _recorded(state: NodeState) -> set[str]:
     """Return the interfaces that were set since the boot: there are files with their values from before."""
-    return {match[1] for path, there in state.files.items() if there.kind == "file" and (match := _SET.fullmatch(path))}
+    return {match[1] for path, file in state.files.items() if file.kind == "file" and (match := _SET.fullmatch(path))}
 
 
 def _refused(names: list[str], busy: list[str]) -> tuple[str, ...]:
@@ -136,12 +138,12 @@ def _refused(names: list[str], busy: list[str]) -> tuple[str, ...]:
 
 def _words(settings: RdmaSettings) -> str:
     """Return the arguments of the program."""
-    given = {
+    arguments = {
         "pfc": ",".join(map(str, settings.roce_pfc)),
         "dscp": ",".join(f"{code}:{priority}" for code, priority in sorted(settings.roce_dscp.items())),
         "tos": settings.roce_tos,
     }
-    return " ".join(f"{name}={value}" for name, value in given.items() if value)
+    return " ".join(f"{name}={value}" for name, value in arguments.items() if value)
 
 
 def _nic(state: NodeState, name: str) -> Nic | None:
@@ -150,15 +152,15 @@ def _nic(state: NodeState, name: str) -> Nic | None:
 
 def _ports(state: NodeState, nic: Nic) -> list[IbPort]:
     """Return the RDMA ports of the interface's adapter."""
-    return [port for one in state.facts.infiniband or () if nic.slot and one.slot == nic.slot for port in one.ports]
+    return [port for card in state.facts.infiniband or () if nic.slot and card.slot == nic.slot for port in card.ports]
 
 
 def _problems(state: NodeState, settings: RdmaSettings, name: str) -> Iterator[str]:
     """Yield why an interface cannot be set."""
     nic = _nic(state, name)
     if nic is None:
-        there = listed([nic.name for nic in state.facts.nics or ()]) or "none"
-        yield f"{name} is not a network interface of this node's hardware; there are: {there}"
+        names = listed([nic.name for nic in state.facts.nics or ()]) or "none"
+        yield f"{name} is not a network interface of this node's hardware; there are: {names}"
     elif nic.pfc is None:
         yield (
             f"dcb reports no flow control of {name}: it is not the Ethernet interface of an RDMA adapter, is a virtual "

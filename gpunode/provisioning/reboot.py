@@ -75,8 +75,8 @@ def is_controller(state: NodeState, context: Context) -> bool:
     """
     if context.local:
         return True
-    for path, own in ((BOOT_ID, context.boot_id), (MACHINE_ID, context.machine_id)):
-        there = (state.contents.get(path) or "").strip()
-        if own and there:
-            return own == there
+    for path, controller_id in ((BOOT_ID, context.boot_id), (MACHINE_ID, context.machine_id)):
+        node_id = (state.contents.get(path) or "").strip()
+        if controller_id and node_id:
+            return controller_id == node_id
     return True

@@ -95,14 +95,14 @@ def repository_files(archive: PackageRepository, state: NodeState, context: Cont
     """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
     sources, apt_key, yum, rpm_key = repository_paths(archive.name)
     file, key = state.by_manager(apt=(sources, apt_key), dnf=(yum, rpm_key))
-    text, found = repository_key(archive, key, state, context)
+    text, missing = repository_key(archive, key, state, context)
     if text is None:
-        return found
+        return missing
     apt = state.apt
     # apt refuses one archive with two keys: a user's entry for it stays, and is the only one.
-    theirs = apt is not None and archive_file(apt.sources, archive.uri, file)
+    user_entry = apt is not None and archive_file(apt.sources, archive.uri, file)
     machine = apt.architecture if apt else ""
-    entry = None if theirs else archive.entry(key, context, apt=apt is not None, architecture=machine)
+    entry = None if user_entry else archive.entry(key, context, apt=apt is not None, architecture=machine)
     return RepositoryFiles((ManagedFile(path=key, content=text), ManagedFile(path=file, content=entry)))
 
 
@@ -122,10 +122,10 @@ def repository_key(
     if not any(pins) and not archive.key.startswith("https://"):
         # Over http, anybody on the path could replace the key.
         return _refused(f"{variable}: {archive.key}: a key is fetched over https only, or a file on the controller")
-    there = state.contents.get(file) or ""
+    existing = state.contents.get(file) or ""
     with suppress(KeyRefusedError):
-        if any(pins) and trusted_key(there.encode(), file, *pins) == there:
-            return there, RepositoryFiles()
+        if any(pins) and trusted_key(existing.encode(), file, *pins) == existing:
+            return existing, RepositoryFiles()
     answer = context.answers.get(QUESTION)
     if answer is None:
         more = {"keyring": archive.keyring, "proxy": archive.proxy}

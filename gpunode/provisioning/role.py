@@ -178,9 +178,9 @@ class Role(Generic[S]):
             return self.settings.model_validate(dict(settings))
         except ValidationError as err:
             name, why = invalid_field(err)
-            place = re.sub(r"\.([0-9]+)", r"[\1]", name)
+            key = re.sub(r"\.([0-9]+)", r"[\1]", name)
             # What contradicts between variables has no field; the sentence names them.
-            where = f"{self.variable(place)}: " if place else ""
+            where = f"{self.variable(key)}: " if key else ""
             raise UsageError(f"{where}{why.removeprefix('Value error, ')}") from None
 
     def of(self, context: Context) -> S:
@@ -197,16 +197,16 @@ class Role(Generic[S]):
 
     def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
         """Return the manifest of the role. Raises UsageError for invalid settings."""
-        given = self.read(settings)
-        requested = getattr(given, "state", "present")
+        model = self.read(settings)
+        requested = getattr(model, "state", "present")
         if requested == "keep":
             return Manifest(role=self.name)
         if self.packages and state.manager is None:
             return no_package_manager(self.name)
         if requested == "absent":
-            return self.gone(state, given, context)
+            return self.gone(state, model, context)
         assert self._present is not None, self.name  # noqa: S101 - the role's module sets it
-        return self._present(state, given, context)
+        return self._present(state, model, context)
 
     def gone(self, state: NodeState, settings: S, context: Context) -> Manifest:
         """Return the manifest that removes what the role made, and the packages that it installed."""
@@ -231,7 +231,7 @@ class Role(Generic[S]):
             reasons.append("the kernel's settings have to be restored")
         gone = (*self.files, *self._records)
         # A folder of several roles that is empty may be one of the system.
-        ours = any(map(state.exists, gone))
+        exists = any(map(state.exists, gone))
         return Manifest(
             role=self.name,
             files=tuple(ManagedFile(path=path, content=None, phase="after") for path in gone),
@@ -239,7 +239,7 @@ class Role(Generic[S]):
             folders=tuple(
                 ManagedFolder(path=path, state="absent_if_empty", phase="last" if self.kernel else "after")
                 for path in self._folders
-                if ours or path == self.folder
+                if exists or path == self.folder
             ),
             packages=packages,
             kernel_values={} if self.kernel else None,
@@ -286,8 +286,8 @@ class Role(Generic[S]):
 
     def stopped(self, state: NodeState, *names: str) -> tuple[UnitState, ...]:
         """Return the units among ``names`` that the node has, to be stopped before their packages are removed."""
-        there = [name for name in names if state.unit(name) is not None]
-        return tuple(UnitState(name=name, enabled=False, state="stopped", phase="before") for name in there)
+        existing = [name for name in names if state.unit(name) is not None]
+        return tuple(UnitState(name=name, enabled=False, state="stopped", phase="before") for name in existing)
 
 
 def keeping(manifest: Manifest, state: NodeState, names: Collection[str]) -> Manifest:
@@ -295,12 +295,12 @@ def keeping(manifest: Manifest, state: NodeState, names: Collection[str]) -> Man
 
     They stay in its record, for a removal that comes later; apt does not remove them as dependencies of others.
     """
-    change, there = manifest.packages, [name for name in names if name in state.installed]
-    if change is None or not there:
+    change, installed = manifest.packages, [name for name in names if name in state.installed]
+    if change is None or not installed:
         return manifest
     going = tuple(name for name in change.remove_new if name not in names)
-    recorded = {*there} & installed_by_role(state, change.memory or "")
-    manual = NodeCommand(argv=("apt-mark", "manual", *there), changes=False, phase="before")
+    recorded = {*installed} & installed_by_role(state, change.memory or "")
+    manual = NodeCommand(argv=("apt-mark", "manual", *installed), changes=False, phase="before")
     return manifest.updated(
         files=tuple(file for file in manifest.files if not (recorded and file.path == change.memory)),
         packages=change.model_copy(update={"remove_new": going, "never": tuple(names)}),

@@ -24,7 +24,7 @@ NEEDS |= {"reboot": frozenset({"gpus"}), "service": frozenset({"gpus"}), "way_ba
 
 def _owned(files: Iterable[Mapping[str, object]]) -> Iterator[str]:
     """Yield files of the site that a role writes: each file has one owner."""
-    owners = {path: name for name, one in ROLES.items() for path in one.files}
+    owners = {path: name for name, role in ROLES.items() for path in role.files}
     for path in (str(file["path"]) for file in files):
         if path in owners:
             yield f"gpunode_extra_files: {path} belongs to the role {owners[path]}"

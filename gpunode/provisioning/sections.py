@@ -37,12 +37,12 @@ def with_section(text: str, begin: str, lines: Sequence[str], end: str, *, after
     A new section is at the end, or below the first line ``after``.
     """
     part = [begin, *lines, end] if lines else []
-    there = text.split("\n")
-    if [line for line in there if line in (begin, end)] == [begin, end]:
-        return "\n".join([*there[: there.index(begin)], *part, *there[there.index(end) + 1 :]])
-    if after in there and after:
-        at = there.index(after) + 1
-        return "\n".join([*there[:at], *part, *there[at:]])
+    existing = text.split("\n")
+    if [line for line in existing if line in (begin, end)] == [begin, end]:
+        return "\n".join([*existing[: existing.index(begin)], *part, *existing[existing.index(end) + 1 :]])
+    if after in existing and after:
+        at = existing.index(after) + 1
+        return "\n".join([*existing[:at], *part, *existing[at:]])
     return completed(text) + "".join(f"{line}\n" for line in part) if part else text
 
 

@@ -87,10 +87,10 @@ def holder(state: NodeState, token: str = "") -> str | None:
         return None
     try:
         lease = json.loads(text)
-        owner, own, since = (str(lease[name])[:200] for name in ("owner", "token", "since"))
+        owner, lease_token, since = (str(lease[name])[:200] for name in ("owner", "token", "since"))
     except (ValueError, TypeError, KeyError, RecursionError):
         return f"gpunode upgrade holds it, and {LEASE} is not readable"
-    return None if own == token else f"gpunode upgrade of {owner} holds it since {since} ({LEASE})"
+    return None if lease_token == token else f"gpunode upgrade of {owner} holds it since {since} ({LEASE})"
 
 
 def drained(state: NodeState) -> bool:

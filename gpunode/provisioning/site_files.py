@@ -35,11 +35,11 @@ class SiteFiles:
     notes: tuple[str, ...]
 
 
-def bad_files(given: tuple[SiteFile, ...]) -> Iterator[str]:
+def bad_files(files: tuple[SiteFile, ...]) -> Iterator[str]:
     """Yield what is wrong in the list of files."""
     seen = set[str]()
-    for one in given:
-        path = one.path
+    for file in files:
+        path = file.path
         if (
             path != posixpath.normpath(path)
             or not path.startswith("/")
@@ -49,34 +49,34 @@ def bad_files(given: tuple[SiteFile, ...]) -> Iterator[str]:
             yield f"gpunode_extra_files: {path!r} is not the absolute path of a file (example: /etc/motd)"
         elif path in seen:
             yield f"gpunode_extra_files: {path} is listed twice"
-        elif not (one.mode.isdigit() and set(one.mode) <= set("01234567") and 3 <= len(one.mode) <= 4):
-            yield f"gpunode_extra_files: {path}: {one.mode} is not a valid mode (example: '0644')"
+        elif not (file.mode.isdigit() and set(file.mode) <= set("01234567") and 3 <= len(file.mode) <= 4):
+            yield f"gpunode_extra_files: {path}: {file.mode} is not a valid mode (example: '0644')"
         seen.add(path)
 
 
-def site_files(state: NodeState, given: tuple[SiteFile, ...]) -> SiteFiles:
+def site_files(state: NodeState, requested: tuple[SiteFile, ...]) -> SiteFiles:
     """Return the files, and the removal of those that the role wrote in an earlier run and that are not listed now."""
     known = recorded(state)
-    now = {one.path: known.get(one.path, state.exists(one.path)) for one in given}
+    now = {file.path: known.get(file.path, state.exists(file.path)) for file in requested}
     left = {path: existed for path, existed in known.items() if path not in now}
     # A text that was private is left out of the diff with which it becomes public.
     secret = _secret(state)
-    public = {one.path for one in given if one.path in secret and not one.private}
+    public = {file.path for file in requested if file.path in secret and not file.private}
     files = [
         ManagedFile(
-            path=one.path,
-            content=one.content,
-            mode=one.mode.zfill(4),
-            owner=one.owner,
-            group=one.group,
+            path=file.path,
+            content=file.content,
+            mode=file.mode.zfill(4),
+            owner=file.owner,
+            group=file.group,
             phase="after",
             # The text from before the role is kept beside it.
-            backup=one.path not in known and now[one.path],
-            private=one.private or one.path in public,
+            backup=file.path not in known and now[file.path],
+            private=file.private or file.path in public,
         )
-        for one in given
+        for file in requested
     ]
-    private = {one.path for one in given if one.private}
+    private = {file.path for file in requested if file.private}
     # What is written is recorded before, and what is removed is recorded until then.
     if (left or public) and (now.keys() - known.keys() or private - secret):
         files.append(ManagedFile(path=RECORD, content=_text(known | now, secret | private)))
@@ -102,8 +102,8 @@ def removed(known: Mapping[str, bool]) -> tuple[tuple[ManagedFile, ...], tuple[s
 def recorded(state: NodeState) -> dict[str, bool]:
     """Return the paths that the role wrote, each with whether a file was there before."""
     try:
-        found = json.loads(state.contents.get(RECORD) or "{}")
-        return {str(path): bool(existed) for path, existed in found.items() if str(path).startswith("/")}
+        document = json.loads(state.contents.get(RECORD) or "{}")
+        return {str(path): bool(existed) for path, existed in document.items() if str(path).startswith("/")}
     except (ValueError, AttributeError):
         return {}
 

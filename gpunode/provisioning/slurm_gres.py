@@ -87,7 +87,7 @@ def near_cores(node: NodeFacts, gpu: PciDevice) -> str | None:
     if sets is None or not text or not node.numa:
         return None
     try:
-        places = sorted(cpu_numbers(one.cpus, f"NUMA node {one.node}") for one in node.numa if one.cpus)
+        places = sorted(cpu_numbers(domain.cpus, f"NUMA node {domain.node}") for domain in node.numa if domain.cpus)
         near = cpu_numbers(text, gpu.slot)
     except ParseError:
         return None
@@ -105,9 +105,9 @@ def links_of(node: NodeFacts, gpus: list[PciDevice]) -> list[list[int]]:
     if not all(names) or not all(name in known for name in names):
         return []
 
-    def between(one: str, other: str) -> int:
-        match = _LINK.fullmatch(known[one].get(other, ""))
-        return -1 if one == other else int(match[1]) if match else 0
+    def between(name: str, other: str) -> int:
+        match = _LINK.fullmatch(known[name].get(other, ""))
+        return -1 if name == other else int(match[1]) if match else 0
 
-    found = [[between(one, other) for other in names] for one in names]
-    return found if any(number > 0 for row in found for number in row) else []
+    links = [[between(name, other) for other in names] for name in names]
+    return links if any(number > 0 for row in links for number in row) else []

@@ -81,10 +81,10 @@ class SlurmNodeSettings(PackageSettings):
     @field_validator("controllers")
     @classmethod
     def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            host, _, port = one.partition(":")
+        for controller in value:
+            host, _, port = controller.partition(":")
             if HOST.fullmatch(host) is None or (port and not port.isdigit()):
-                raise ValueError(f"{one!r} is not HOST or HOST:PORT")
+                raise ValueError(f"{controller!r} is not HOST or HOST:PORT")
         return value
 
     @field_validator("conf", "gres")
@@ -201,13 +201,15 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     if gpus_in_use(state.facts) and not context.allow_busy:
         reason = "GPUs are in use: drain the node first (scontrol update nodename=NODE state=drain)"
         return Manifest(role=ROLE.name, refusals=(f"busy: {reason}",))
-    ours = [path for path in (GRES, CGROUP) if (state.contents.get(path) or "").startswith(HEAD)]
+    paths = [path for path in (GRES, CGROUP) if (state.contents.get(path) or "").startswith(HEAD)]
     if settings.conf and state.contents.get(CONF) == settings.conf:
-        ours.append(CONF)
+        paths.append(CONF)
     leaves = "munge" in {reason.partition(" ")[0] for reason in manifest.pending_reasons}
-    gone = [ManagedFile(path=path, content=None, phase="after") for path in [*ours, *([KEY] if leaves else [])]]
+    gone = [ManagedFile(path=path, content=None, phase="after") for path in [*paths, *([KEY] if leaves else [])]]
     stopped = (
-        ROLE.stopped(state, SLURMD) if any(one.endswith("must be removed") for one in manifest.pending_reasons) else ()
+        ROLE.stopped(state, SLURMD)
+        if any(reason.endswith("must be removed") for reason in manifest.pending_reasons)
+        else ()
     )
     restarted = () if stopped or state.unit(SLURMD) is None else ROLE.restarted(state, SLURMD, *gone)
     return manifest.updated(files=(*manifest.files, *gone), units=(*stopped, *restarted), result=SlurmNodeResult())
@@ -215,8 +217,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
 
 def _name(state: NodeState) -> str:
     """Return the node's name for Slurm: the host name without its domain."""
-    own = state.facts.own_name
-    return own.name.partition(".")[0] if own is not None else ""
+    host = state.facts.own_name
+    return host.name.partition(".")[0] if host is not None else ""
 
 
 def _merged(rows: list[dict[str, str]]) -> dict[str, str]:
@@ -250,11 +252,11 @@ def _contradictions(state: NodeState, rows: list[dict[str, str]], name: str, *, 
         yield f"slurm-conf: {CONF} has no NodeName line for {name or 'this node'} (scontrol show hostnames LIST)"
         return
     configured = gpus_of(_merged(rows).get("gres", ""))
-    there = len(state.facts.gpus_on_bus or ())
-    if configured != there and not any(gpu.mig_mode for gpu in state.facts.smi_gpus):
+    on_bus = len(state.facts.gpus_on_bus or ())
+    if configured != on_bus and not any(gpu.mig_mode for gpu in state.facts.smi_gpus):
         yield (
-            f"slurm-conf: {CONF} gives {name} {counted(configured, 'GPU')}, the bus has {there}: "
-            f"set Gres=gpu:{there} in its NodeName line"
+            f"slurm-conf: {CONF} gives {name} {counted(configured, 'GPU')}, the bus has {on_bus}: "
+            f"set Gres=gpu:{on_bus} in its NodeName line"
         )
 
 
@@ -277,8 +279,8 @@ def _configuration(state: NodeState, settings: SlurmNodeSettings, gres: Gres, re
     cgroup = {name: _word(value) for name, value in rows.items() if value is not None}
     texts = {GRES: render("gres.conf.j2", lines=gres.lines), CGROUP: render("cgroup.conf.j2", rows=cgroup)}
     for path, text in texts.items():
-        ours = (state.contents.get(path) or HEAD).startswith(HEAD)
-        yield ManagedFile(path=path, content=text, phase="after", backup=not ours)
+        marked = (state.contents.get(path) or HEAD).startswith(HEAD)
+        yield ManagedFile(path=path, content=text, phase="after", backup=not marked)
 
 
 def _word(value: Value) -> str:
@@ -287,8 +289,8 @@ def _word(value: Value) -> str:
 
 def _files(settings: SlurmNodeSettings, gres: Gres, render: Texts) -> Iterator[ManagedFile]:
     devices = re.findall(r"File=(/dev/nvidia\d+)(?!\S)", "\n".join(gres.lines))
-    given = {"controllers": settings.controllers, "devices": devices, "wait_s": settings.wait_s}
-    yield ManagedFile(path=DROP_IN, content=render("slurmd.conf.j2", **given), phase="after")
+    values = {"controllers": settings.controllers, "devices": devices, "wait_s": settings.wait_s}
+    yield ManagedFile(path=DROP_IN, content=render("slurmd.conf.j2", **values), phase="after")
     content = render("needrestart.conf.j2", services=("slurmd", "munge"))
     yield ManagedFile(path=NEEDRESTART, content=content, phase="after")
     rows = {name: _word(value) for name, value in settings.prolog_settings.items() if value is not None}
@@ -297,8 +299,8 @@ def _files(settings: SlurmNodeSettings, gres: Gres, render: Texts) -> Iterator[M
         (REBOOT, ROLE.program("gpunode-reboot")),
     ):
         yield ManagedFile(path=path, content=program if settings.prolog else None, mode="0755", phase="after")
-    own = render("gpunode-prolog.j2", rows=rows) if settings.prolog and rows else None
-    yield ManagedFile(path=PROLOG_SETTINGS, content=own, phase="after")
+    prolog = render("gpunode-prolog.j2", rows=rows) if settings.prolog and rows else None
+    yield ManagedFile(path=PROLOG_SETTINGS, content=prolog, phase="after")
     if settings.munge_key:
         yield ManagedFile(
             path=KEY,
@@ -322,11 +324,11 @@ def _units(state: NodeState, read: list[ManagedFile], context: Context) -> Itera
     installed = context.planned.installed(state.installed)
     if state.unit(MUNGE) is not None or "munge" in installed:
         key = [file for file in read if file.path == KEY]
-        (one,) = ROLE.restarted(state, MUNGE, *key) or (UnitState(name=MUNGE, state="started"),)
-        yield one.model_copy(update={"enabled": True})
+        (unit,) = ROLE.restarted(state, MUNGE, *key) or (UnitState(name=MUNGE, state="started"),)
+        yield unit.model_copy(update={"enabled": True})
     if state.unit(SLURMD) is not None or any(name in installed for names in PACKAGES.values() for name in names[:1]):
-        (one,) = ROLE.restarted(state, SLURMD, *read) or (UnitState(name=SLURMD, state="started"),)
-        yield one.model_copy(update={"enabled": True})
+        (unit,) = ROLE.restarted(state, SLURMD, *read) or (UnitState(name=SLURMD, state="started"),)
+        yield unit.model_copy(update={"enabled": True})
 
 
 def _notes(
@@ -334,7 +336,7 @@ def _notes(
 ) -> Iterator[str]:
     if text is None:
         if gres.lines:
-            lines = "; ".join(f"NodeName={name} {one}" for one in gres.lines)
+            lines = "; ".join(f"NodeName={name} {line}" for line in gres.lines)
             yield f"gres.conf on the controller has to have: {lines}"
         elif gres.problem:
             yield f"gres.conf on the controller cannot be compared: {gres.problem}"

@@ -113,9 +113,9 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
     logins = _logins(ssh, settings, coming)
     shown = [file for file in files if file.path != PUBLISHED]
     if reasons or any(True for file in shown for _ in file_reasons(file, state)):
-        asked = [file for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))]
+        tested = [file for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))]
         body = {
-            "files": [file.model_dump(include={"path", "content", "encoding", "mode"}) for file in asked],
+            "files": [file.model_dump(include={"path", "content", "encoding", "mode"}) for file in tested],
             "logins": [login.model_dump() for login in logins],
         }
         questions["login"] = NodeQuery(kind="ssh_login", body=body)
@@ -165,8 +165,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
 def _daemon(state: NodeState) -> SshState | None:
     """Return the daemon; None if the node has none that systemd runs."""
     ssh = state.ssh
-    there = ssh is not None and (ssh.effective is not None or ssh.unit("ssh.service", "sshd.service") is not None)
-    return ssh if there else None
+    has_daemon = ssh is not None and (ssh.effective is not None or ssh.unit("ssh.service", "sshd.service") is not None)
+    return ssh if has_daemon else None
 
 
 def _files(
@@ -209,8 +209,8 @@ def _bad_settings(ssh: SshState, settings: SshHardeningSettings) -> Iterator[str
                 f"ssh_hardening_{name}: {', '.join(unknown)} is not offered by {ssh.version} on the node "
                 f"(ssh -Q {kind} lists what is supported)"
             )
-    for name, found in algorithms(ssh, settings).items():
-        if not found:
+    for name, supported in algorithms(ssh, settings).items():
+        if not supported:
             yield f"ssh_hardening_{name}: {ssh.version} on the node offers none of the role's list"
     if not LEAST_RSA <= settings.least_rsa_bits <= MOST_RSA:
         yield f"ssh_hardening_least_rsa_bits: {settings.least_rsa_bits} is not from {LEAST_RSA} to {MOST_RSA}"
@@ -265,14 +265,14 @@ def _login_refusals(  # noqa: PLR0913
     ssh: SshState,
     logins: list[Login],
     rows: list[tuple[str, str]],
-    given: Mapping[str, JsonValue],
+    reply: Mapping[str, JsonValue],
     notes: list[str],
     *,
     options: Set[str],
 ) -> list[str]:
     """Return why the settings are refused: sshd rejects them, they have no effect, or a user would be locked out."""
     try:
-        answer = LoginAnswer.model_validate(given)
+        answer = LoginAnswer.model_validate(reply)
     except ValidationError:
         answer = LoginAnswer()
     if answer.unavailable:
@@ -282,29 +282,30 @@ def _login_refusals(  # noqa: PLR0913
         return [f"sshd refuses the settings: {answer.error}"]
     if answer.effective is None or answer.logins is None:
         return ["sshd's resulting configuration could not be determined"]
-    found = list(contradictions(rows, answer.effective, ssh.contents, DROP_IN, options))
-    for one in logins:
-        user = one.user
-        own = ssh.login is not None and ssh.login.user == user
-        whose = "the login of this run" if own else "an admin user"
+    refusals = list(contradictions(rows, answer.effective, ssh.contents, DROP_IN, options))
+    for login in logins:
+        user = login.user
+        own_login = ssh.login is not None and ssh.login.user == user
+        whose = "the login of this run" if own_login else "an admin user"
         text = answer.logins.get(user)
         if not text:
-            found.append(f"{whose}, {user}: sshd -T -C user={user} failed")
+            refusals.append(f"{whose}, {user}: sshd -T -C user={user} failed")
             continue
-        found += [
-            f"{whose} would be locked out: {reason}" for reason in obstacles(ssh.account(user), user, one.address, text)
+        refusals += [
+            f"{whose} would be locked out: {reason}"
+            for reason in obstacles(ssh.account(user), user, login.address, text)
         ]
         command = forced_command(text)
-        if own and command is not None:
-            found.append(f"{whose} would be locked out: a Match block forces the command {command} on {user}")
-    return found
+        if own_login and command is not None:
+            refusals.append(f"{whose} would be locked out: a Match block forces the command {command} on {user}")
+    return refusals
 
 
 def _logins(ssh: SshState, settings: SshHardeningSettings, coming: set[str]) -> list[Login]:
     """Return user, address and port of this run's login and of each admin user's, without users to be created."""
     address, port = (ssh.login.address, ssh.login.port) if ssh.login else ("127.0.0.1", 22)
-    own = [ssh.login.user] if ssh.login else []
-    users = [user for user in dict.fromkeys([*own, *settings.admin_users]) if user not in coming]
+    login_users = [ssh.login.user] if ssh.login else []
+    users = [user for user in dict.fromkeys([*login_users, *settings.admin_users]) if user not in coming]
     return [Login(user=user, address=address, port=port) for user in users]
 
 
@@ -324,7 +325,7 @@ def _reasons(state: NodeState, ssh: SshState, settings: SshHardeningSettings, ke
 def _notes(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> Iterator[str]:
     socket = _socket(ssh)
     if socket and not settings.ports:
-        listening = {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
+        listening = {int(port) for port in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
         configured = set(_configured_ports(ssh))
         if listening and configured and listening != configured:
             obeyed = state.kind(GENERATOR) in ("file", "link")
@@ -350,11 +351,11 @@ def _notes(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys
 def _misplaced(ssh: SshState, keys: DaemonHostKeys) -> Iterator[str]:
     """Yield if lines of other files put the host keys into another order than the role's."""
     first, last = placed_host_keys(ssh, keys)
-    theirs = [path for path in foreign_host_keys(ssh) if path in keys.served]
-    found = [*first, *theirs, *last]
-    if found != list(keys.served):
+    foreign = [path for path in foreign_host_keys(ssh) if path in keys.served]
+    order = [*first, *foreign, *last]
+    if order != list(keys.served):
         yield (
-            f"with the HostKey lines of other files the daemon offers {', '.join(found)}, in this order: remove those "
+            f"with the HostKey lines of other files the daemon offers {', '.join(order)}, in this order: remove those "
             f"lines, and the role offers {', '.join(keys.served)}"
         )
 
@@ -421,13 +422,13 @@ def _ports(ssh: SshState) -> set[int]:
     socket = _socket(ssh)
     if socket is None:
         return set(_configured_ports(ssh))
-    return {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
+    return {int(port) for port in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
 
 
 def _published(text: str | None) -> dict[str, date]:
     """Return since when each good host key was offered, by its path."""
     try:
-        found = json.loads(text or "{}")
-        return {str(path): date.fromisoformat(day) for path, day in found.items()}
+        document = json.loads(text or "{}")
+        return {str(path): date.fromisoformat(day) for path, day in document.items()}
     except (ValueError, TypeError, AttributeError):
         return {}

@@ -19,10 +19,10 @@ def key_problem(text: str) -> str | None:
     if len(lines) != 1:
         return f"has {len(lines)} lines: list one key each"
     fields = lines[0].split()
-    found = next(((kind, fields[at + 1]) for at, kind in enumerate(fields[:-1]) if TYPES.fullmatch(kind)), None)
-    if found is None:
+    key = next(((kind, fields[at + 1]) for at, kind in enumerate(fields[:-1]) if TYPES.fullmatch(kind)), None)
+    if key is None:
         return f"starts with {fields[0][:20]!r}, which is not a key type (example: ssh-ed25519 AAAA… name)"
-    kind, blob = found
+    kind, blob = key
     try:
         data = b64decode(blob, validate=True)
     except ValueError:
@@ -47,11 +47,11 @@ def key_blob(text: str) -> str:
 
 def _parts(data: bytes) -> list[bytes]:
     """Return the length-prefixed parts of a key; empty if it is truncated."""
-    found = []
+    parts = []
     while data:
         length = int.from_bytes(data[:4], "big")
         if len(data) < 4 + length:
             return []
-        found.append(data[4 : 4 + length])
+        parts.append(data[4 : 4 + length])
         data = data[4 + length :]
-    return found
+    return parts

@@ -131,7 +131,7 @@ def contradictions(
     rows: list[tuple[str, str]],
     effective: str,
     contents: Mapping[str, str | None],
-    own: str,
+    drop_in: str,
     options: Set[str] = frozenset(),
 ) -> Iterator[str]:
     """Yield settings without effect, each with the line that is read before the drop-in.
@@ -140,13 +140,13 @@ def contradictions(
     them, another file's line must have the effective value.
     """
     values = effective_values(effective)
-    others = [line for line in setting_lines(contents) if line[0] != own and not line[4]]
+    others = [line for line in setting_lines(contents) if line[0] != drop_in and not line[4]]
     for name, value in rows:
         key = name.lower()
         now = values.get(key)
         if key in REPEATABLE or now is None or _same(key, value, now[0]):
             continue
-        if key in options and not any(other == key and _same(key, theirs, now[0]) for _, _, other, theirs, _ in others):
+        if key in options and not any(other == key and _same(key, text, now[0]) for _, _, other, text, _ in others):
             continue
         where = next((f"{path} line {number}" for path, number, other, _, _ in others if other == key), "another file")
         yield f"{name} {value} has no effect: {where} is read first and sets {now[0] or 'nothing'}"
@@ -158,11 +158,11 @@ def _same(key: str, requested: str, now: str) -> bool:
     return (key, requested, now) == ("permitrootlogin", "prohibit-password", "without-password")
 
 
-def overridden(rows: list[tuple[str, str]], contents: Mapping[str, str | None], own: str) -> Iterator[str]:
+def overridden(rows: list[tuple[str, str]], contents: Mapping[str, str | None], drop_in: str) -> Iterator[str]:
     """Yield lines of other files with another value: without effect, or effective in a Match block."""
     requested = {name.lower(): value for name, value in rows if name.lower() not in REPEATABLE}
     for path, number, name, value, matching in setting_lines(contents):
-        if path == own or name not in requested or value.lower() == requested[name].lower():
+        if path == drop_in or name not in requested or value.lower() == requested[name].lower():
             continue
         if matching:
             yield f"{path} line {number}: {name} {value} remains effective inside its Match block"

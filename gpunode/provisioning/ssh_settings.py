@@ -138,8 +138,8 @@ class DaemonHostKeys:
 
 def chosen(order: Iterable[str], offered: Iterable[str]) -> tuple[str, ...]:
     """Return those of ``order`` that are in ``offered``, in their order."""
-    there = set(offered)
-    return tuple(name for name in order if name in there)
+    available = set(offered)
+    return tuple(name for name in order if name in available)
 
 
 def algorithms(ssh: SshState, settings: SshHardeningSettings) -> dict[str, tuple[str, ...]]:
@@ -152,7 +152,7 @@ def algorithms(ssh: SshState, settings: SshHardeningSettings) -> dict[str, tuple
         "ciphers": chosen(CIPHERS, ssh.offered.get("cipher", ())),
         "macs": chosen(MACS_QUANTUM_SAFE if quantum_safe else MACS, ssh.offered.get("mac", ())),
     }
-    return {name: getattr(settings, name) or found for name, found in lists.items()}
+    return {name: getattr(settings, name) or default for name, default in lists.items()}
 
 
 def is_weak(key: HostKey) -> bool:
@@ -200,10 +200,10 @@ def placed_host_keys(ssh: SshState, keys: DaemonHostKeys) -> tuple[list[str], li
     A key that is listed twice is offered twice, so another file's line keeps its place, and the rest goes around it.
     """
     foreign = foreign_host_keys(ssh)
-    theirs = [number for number, path in enumerate(keys.served) if path in foreign]
-    first = min(theirs, default=len(keys.served))
-    own = [(number, path) for number, path in enumerate(keys.served) if path not in foreign]
-    return [path for number, path in own if number < first], [path for number, path in own if number > first]
+    positions = [number for number, path in enumerate(keys.served) if path in foreign]
+    first = min(positions, default=len(keys.served))
+    own_keys = [(number, path) for number, path in enumerate(keys.served) if path not in foreign]
+    return [path for number, path in own_keys if number < first], [path for number, path in own_keys if number > first]
 
 
 def daemon_settings(ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> list[tuple[str, str]]:
@@ -295,13 +295,13 @@ def option_text(value: Value) -> str | None:
 
 def with_options(rows: Iterable[tuple[str, str]], options: Mapping[str, Value]) -> list[tuple[str, str]]:
     """Return settings with those of the site: a value replaces the role's, null removes it, others are added."""
-    given = {name.lower(): (name, option_text(value)) for name, value in options.items()}
-    found: dict[str, list[tuple[str, str | None]]] = {}
+    requested = {name.lower(): (name, option_text(value)) for name, value in options.items()}
+    groups: dict[str, list[tuple[str, str | None]]] = {}
     for name, value in rows:
-        found.setdefault(name.lower(), []).append((name, value))
-    for key, (name, text) in given.items():
-        found[key] = [(found[key][0][0] if key in found else name, text)]
-    return [(name, text) for group in found.values() for name, text in group if text is not None]
+        groups.setdefault(name.lower(), []).append((name, value))
+    for key, (name, text) in requested.items():
+        groups[key] = [(groups[key][0][0] if key in groups else name, text)]
+    return [(name, text) for group in groups.values() for name, text in group if text is not None]
 
 
 BANNER = "/etc/ssh/gpunode-banner"

@@ -109,8 +109,8 @@ class SshState(Reported):
 
 def effective_values(text: str) -> dict[str, tuple[str, ...]]:
     """Return the settings that ``sshd -T`` printed, each with its values; names are in lower case."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
-        found.setdefault(name.lower(), []).append(value.strip())
-    return {name: tuple(values) for name, values in found.items()}
+        settings.setdefault(name.lower(), []).append(value.strip())
+    return {name: tuple(values) for name, values in settings.items()}

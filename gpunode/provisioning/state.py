@@ -156,10 +156,10 @@ class NodeState(Reported):
 
     def attributes(self, path: str) -> dict[str, str]:
         """Return mode and owner of a file, for a new text of it; none if it does not exist."""
-        there = self.files.get(path)
-        if there is None or there.kind != "file":
+        actual = self.files.get(path)
+        if actual is None or actual.kind != "file":
             return {}
-        known = {"mode": there.mode, "owner": there.owner, "group": there.group}
+        known = {"mode": actual.mode, "owner": actual.owner, "group": actual.group}
         return {name: value for name, value in known.items() if value}
 
     def kind(self, path: str) -> str:
@@ -178,12 +178,12 @@ class NodeState(Reported):
         """Return the state with planned files, path to text or None: only those that are known by now."""
         files, contents = dict(self.files), dict(self.contents)
         for path, text in planned.items():
-            there = files.get(path)
-            if there is not None and text is None:
+            actual = files.get(path)
+            if actual is not None and text is None:
                 files[path] = FileState(kind="absent")
-            elif there is not None and text is not None:
+            elif actual is not None and text is not None:
                 fresh = (
-                    there if there.kind == "file" else FileState(kind="file", mode="0644", owner="root", group="root")
+                    actual if actual.kind == "file" else FileState(kind="file", mode="0644", owner="root", group="root")
                 )
                 files[path] = fresh.model_copy(update={"sha256": sha256(text.encode()).hexdigest()})
             if path in contents:
@@ -196,10 +196,10 @@ class NodeState(Reported):
         A file that is the role's alone is not one of them: it is replaced.
         """
         for path in paths:
-            there = self.files.get(path)
-            if self.contents.get(path) is not None or there is None or there.kind == "absent" or _OWN.match(path):
+            actual = self.files.get(path)
+            if self.contents.get(path) is not None or actual is None or actual.kind == "absent" or _OWN.match(path):
                 continue
-            yield there.problem or f"{path} could not be read"
+            yield actual.problem or f"{path} could not be read"
 
     @property
     def boot_id(self) -> str:

@@ -102,15 +102,15 @@ class StorageSettings(PackageSettings):
     @field_validator("scratch_disks", "confirm_erase")
     @classmethod
     def _ids_of_disks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        found = tuple(one.removeprefix("/dev/disk/by-id/") for one in value)
-        for one in found:
-            if re.fullmatch(DISK_ID, one) is None:
-                raise ValueError(f"{one} is not a disk id: use the full name in /dev/disk/by-id, without *")
-            if _PART.fullmatch(one):
-                raise ValueError(f"{one} is a partition: use the id of a whole disk")
-        if len(set(found)) < len(found):
+        ids = tuple(disk.removeprefix("/dev/disk/by-id/") for disk in value)
+        for disk in ids:
+            if re.fullmatch(DISK_ID, disk) is None:
+                raise ValueError(f"{disk} is not a disk id: use the full name in /dev/disk/by-id, without *")
+            if _PART.fullmatch(disk):
+                raise ValueError(f"{disk} is a partition: use the id of a whole disk")
+        if len(set(ids)) < len(ids):
             raise ValueError("names a disk twice")
-        return found
+        return ids
 
     @field_validator("scratch_path")
     @classmethod
@@ -180,15 +180,15 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         return Manifest(role=ROLE.name, refusals=(problem,))
     text = state.contents[FSTAB] or ""
     lines, used = own_lines(text), _is_used(state, disks)
-    caches = sorted({one.cache for one in settings.mounts if one.cache})
+    caches = sorted({mount.cache for mount in settings.mounts if mount.cache})
     names = _packages(state, disks, settings.mounts)
     missing = [name for name in names if name not in state.installed]
-    hooked = {one.path for one in settings.hook_mounts}
+    hooked = {mount.path for mount in settings.hook_mounts}
     paths = {*(mount.path for mount in requested), *hooked, *caches, *map(path_of, lines)}
     questions = {"disks": _question(disks, paths, settings.confirm_erase, used)}
     if missing:
         questions["offers"] = NodeQuery(kind="package_offers", body={"names": missing})
-    if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
+    if unanswered := {name: question for name, question in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE.name, questions=unanswered)
     seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
     if error := seen.error or offers.get("error"):
@@ -225,12 +225,12 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     link = state.files.get(HELPER)
     pending = [
         *(
-            f"{', '.join(one.disks)}: the file system must be created"
-            for one in (disks,)
-            if one and not seen.filesystem
+            f"{', '.join(scratch_disks.disks)}: the file system must be created"
+            for scratch_disks in (disks,)
+            if scratch_disks and not seen.filesystem
         ),
         *(f"{mount.path} is not mounted{' on demand' if mount.automatic else ''}" for mount in start),
-        *(f"{one.path} does not have mode {one.mode}" for one in scratch if seen.place(one.path).mode != one.mode),
+        *(f"{area.path} does not have mode {area.mode}" for area in scratch if seen.place(area.path).mode != area.mode),
         *(f"{path} is missing" for path in caches if seen.place(path).kind == "absent"),
         *(waiting := _pending_hooks(state, settings, seen)),
         *([f"{TRIM} does not run"] if stopped_trim else []),
@@ -260,7 +260,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
             helper="link" if helper else None,
             stop=_stopped(changing),
             mount_points=tuple(
-                ManagedFolder(path=one.path) for one in requested if seen.place(one.path).kind == "absent"
+                ManagedFolder(path=mount.path) for mount in requested if seen.place(mount.path).kind == "absent"
             ),
             start=(*units, *([UnitState(name=TRIM, enabled=True, state="started")] if trim else [])),
             mounted=(*scratch, *(ManagedFolder(path=path, mode="0700") for path in caches)),
@@ -281,7 +281,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         return Manifest(role=ROLE.name)
     if problem := _unreadable(state):
         return Manifest(role=ROLE.name, refusals=(problem,))
-    unknown = [one for one in erase if disks is None or one not in disks.disks]
+    unknown = [disk for disk in erase if disks is None or disk not in disks.disks]
     if unknown:
         refusal = f"disk: {unknown[0]}: the role did not create it, and erases only what it created"
         return Manifest(role=ROLE.name, refusals=(refusal,))
@@ -294,7 +294,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     if against := _busy(paths, seen):
         return Manifest(role=ROLE.name, refusals=tuple(against))
     made = [ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in _folders(before)]
-    kept = [one for one in (disks.disks if disks else ()) if one not in erase]
+    kept = [disk for disk in (disks.disks if disks else ()) if disk not in erase]
     # The timer did not start at boot before the role.
     trim_off = before.get("trim") == {"enabled": "disabled", "active": "inactive"}
     return manifest.updated(
@@ -318,7 +318,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
 def _disks(settings: StorageSettings) -> ScratchDisks | None:
     """Return the module's input: the UUIDs are derived from the ids, by which the role recognises its disks."""
     ids = settings.scratch_disks
-    unknown = [one for one in settings.confirm_erase if one not in ids]
+    unknown = [disk for disk in settings.confirm_erase if disk not in ids]
     if unknown:
         raise UsageError(f"storage_confirm_erase: {unknown[0]} is not in storage_scratch_disks")
     if not ids:
@@ -333,17 +333,17 @@ def _disks(settings: StorageSettings) -> ScratchDisks | None:
 
 def _mounts(settings: StorageSettings, disks: ScratchDisks | None) -> list[Mount]:
     scratch = settings.scratch_path if disks is not None else None
-    found = [] if disks is None else [scratch_mount(settings.scratch_path, disks.filesystem, settings.scratch_options)]
-    found += [remote_mount(one, scratch) for one in settings.mounts]
-    paths = [*(mount.path for mount in found), *(one.path for one in settings.hook_mounts)]
+    mounts = [] if disks is None else [scratch_mount(settings.scratch_path, disks.filesystem, settings.scratch_options)]
+    mounts += [remote_mount(mount, scratch) for mount in settings.mounts]
+    paths = [*(mount.path for mount in mounts), *(mount.path for mount in settings.hook_mounts)]
     for path in paths:
         if paths.count(path) > 1:
             raise UsageError(f"storage_mounts: two entries use the mount point {path}")
     if settings.hook_mounts and not settings.hooks:
         raise UsageError("storage_hook_mounts: storage_hooks is empty, so that nothing would mount them")
-    if not found and not settings.hooks:
+    if not mounts and not settings.hooks:
         raise UsageError("storage_state: present requires storage_scratch_disks, storage_mounts or storage_hooks")
-    return found
+    return mounts
 
 
 def hooks_record(settings: StorageSettings) -> str:
@@ -356,7 +356,7 @@ def hooks_record(settings: StorageSettings) -> str:
         path = Path(hook)
         content = path.read_bytes() if path.is_absolute() and path.is_file() else b""
         digests[hook] = sha256(content).hexdigest()
-    mounts = [one.model_dump() for one in settings.hook_mounts]
+    mounts = [mount.model_dump() for mount in settings.hook_mounts]
     values = sha256(json.dumps([settings.hook_vars, mounts], sort_keys=True).encode()).hexdigest()
     return json.dumps({"hooks": digests, "values": values}, indent=1) + "\n"
 
@@ -369,11 +369,13 @@ def _pending_hooks(state: NodeState, settings: StorageSettings, seen: StorageAns
         return [f"hooks are run each time: {relative[0]} is not an absolute path"]
     if state.contents.get(HOOKS) != hooks_record(settings):
         return ["hooks, their variables or mounts changed since they ran"]
-    return [f"{one.path} is not mounted by a hook" for one in settings.hook_mounts if not seen.place(one.path).mounts]
+    return [
+        f"{mount.path} is not mounted by a hook" for mount in settings.hook_mounts if not seen.place(mount.path).mounts
+    ]
 
 
-def _packages(state: NodeState, disks: ScratchDisks | None, its: Sequence[Remote]) -> list[str]:
-    kinds = {one.type for one in its}
+def _packages(state: NodeState, disks: ScratchDisks | None, mounts: Sequence[Remote]) -> list[str]:
+    kinds = {mount.type for mount in mounts}
     requested = [*(["xfs"] if disks else []), *(["array"] if disks and disks.array else [])]
     requested += [kind for kind in ("nfs", "cephfs", "rclone", "s3fs") if kind in kinds]
     requested += ["fuse"] if "rclone" in kinds else []
@@ -385,9 +387,9 @@ def _question(disks: ScratchDisks | None, paths: Iterable[str], erase: Sequence[
     """Return the question for the content of these disks and mount points; that of the disks in ``erase`` may be
     erased. ``used``: the role's file system was created on them before.
     """
-    own = disks.model_dump(exclude={"disks"}, exclude_none=True) if disks else {}
+    uuids = disks.model_dump(exclude={"disks"}, exclude_none=True) if disks else {}
     ids = list(disks.disks) if disks else []
-    body = {"disks": ids, "own": own, "paths": sorted(paths), "erase": list(erase), "used": used}
+    body = {"disks": ids, "own": uuids, "paths": sorted(paths), "erase": list(erase), "used": used}
     return NodeQuery(kind="block_devices", body=body)
 
 
@@ -396,8 +398,8 @@ def _contradictions(state: NodeState, requested: Sequence[Mount], disks: Scratch
     foreign = foreign_paths(state.contents[FSTAB] or "")
     for mount in requested:
         if mount.path in foreign:
-            there = foreign[mount.path]
-            yield f"fstab: {mount.path} already has an entry, with {there}: remove that entry, or choose another path"
+            source = foreign[mount.path]
+            yield f"fstab: {mount.path} already has an entry, with {source}: remove that entry, or choose another path"
     made = _recorded_disks(state)
     if made is not None and (disks is None or made.filesystem != disks.filesystem):
         yield (
@@ -412,23 +414,23 @@ def _without_autofs(requested: Sequence[Mount], seen: StorageAnswer) -> Iterator
 
 
 def _is_mounted(mount: Mount, seen: StorageAnswer) -> bool:
-    return ("autofs" if mount.automatic else "xfs") in [one.fstype for one in seen.place(mount.path).mounts]
+    return ("autofs" if mount.automatic else "xfs") in [mounted.fstype for mounted in seen.place(mount.path).mounts]
 
 
 def _in_the_way(mount: Mount, seen: StorageAnswer, leaving: Sequence[str], disks: ScratchDisks | None) -> list[str]:
     """Return why nothing can be mounted on a path: another mount exists, or files would be hidden."""
-    place = seen.place(mount.path)
-    if place.kind == "other":
+    folder = seen.place(mount.path)
+    if folder.kind == "other":
         return [f"path: {mount.path} is not a directory"]
     if mount.path in leaving:
         return []
-    if place.entries:
-        return [f"path: {mount.path} holds {place.entries} entries, which a mount would hide: move them"]
+    if folder.entries:
+        return [f"path: {mount.path} holds {folder.entries} entries, which a mount would hide: move them"]
     kinds = ("autofs", mount.fstype, "nfs4" if mount.fstype == "nfs" else mount.fstype, "fuse.rclone")
-    for one in place.mounts:
-        own = one.source == seen.target if not mount.automatic and disks is not None else one.fstype in kinds
-        if not own:
-            return [f"path: {one.source} is mounted on {mount.path}: unmount it, or choose another path"]
+    for other in folder.mounts:
+        expected = other.source == seen.target if not mount.automatic and disks is not None else other.fstype in kinds
+        if not expected:
+            return [f"path: {other.source} is mounted on {mount.path}: unmount it, or choose another path"]
     return []
 
 
@@ -437,8 +439,8 @@ def _of_users(caches: Sequence[str], seen: StorageAnswer) -> list[str]:
     places = {path: seen.place(path) for path in caches}
     return [
         f"cache: {path} is not a directory of root: users could read or replace the cache: remove it"
-        for path, place in places.items()
-        if place.kind == "other" or place.owner not in (None, 0)
+        for path, folder in places.items()
+        if folder.kind == "other" or folder.owner not in (None, 0)
     ]
 
 
@@ -480,17 +482,17 @@ def _memory(state: NodeState, seen: StorageAnswer, requested: Sequence[Mount], c
 
 def _folders(before: Mapping[str, Any]) -> list[str]:
     """Return the folders that did not exist before the role."""
-    found = before.get("folders")
-    return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
+    folders = before.get("folders")
+    return [path for path in folders if isinstance(path, str)] if isinstance(folders, list) else []
 
 
 def _stopped(lines: Sequence[str]) -> tuple[UnitState, ...]:
     """Return the units to stop for these lines of fstab: mounts first, then automounts."""
-    found = []
+    units = []
     for line in lines:
         kinds = ("mount", "automount") if "x-systemd.automount" in line else ("mount",)
-        found += [UnitState(name=f"{escaped(path_of(line))}.{kind}", state="stopped") for kind in kinds]
-    return tuple(found)
+        units += [UnitState(name=f"{escaped(path_of(line))}.{kind}", state="stopped") for kind in kinds]
+    return tuple(units)
 
 
 def _unreadable(state: NodeState) -> str:
@@ -532,7 +534,7 @@ def _is_used(state: NodeState, disks: ScratchDisks | None) -> bool:
 def _document(state: NodeState, path: str) -> dict[str, Any]:
     """Return a JSON document of the role; a malformed one counts as missing."""
     try:
-        found = json.loads(state.contents.get(path) or "{}")
+        document = json.loads(state.contents.get(path) or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

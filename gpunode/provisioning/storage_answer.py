@@ -65,5 +65,5 @@ def parsed(answer: Mapping[str, Any]) -> StorageAnswer:
     try:
         return StorageAnswer.model_validate(answer)
     except ValidationError as err:
-        place, why = invalid_field(err)
-        raise UsageError(f"the answer about disks is malformed: {place}: {why}") from None
+        field, why = invalid_field(err)
+        raise UsageError(f"the answer about disks is malformed: {field}: {why}") from None

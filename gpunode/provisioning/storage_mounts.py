@@ -99,7 +99,7 @@ class Remote(Frozen):
     @field_validator("options")
     @classmethod
     def _hold_no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(_IS_CACHE.match(one) for one in value):
+        if any(_IS_CACHE.match(word) for word in value):
             raise ValueError("set the cache directory as cache: root must own it")
         return checked_options(value)
 
@@ -168,13 +168,13 @@ def checked_path(path: str) -> str:
 
 def checked_options(options: tuple[str, ...]) -> tuple[str, ...]:
     """Return mount options. Raise ValueError for an invalid one, and for one that contains a secret."""
-    for one in options:
+    for word in options:
         # First: the message of an invalid option has all of it.
-        if _SECRET.match(one):
-            name = one.partition("=")[0]
+        if _SECRET.match(word):
+            name = word.partition("=")[0]
             raise ValueError(f"{name}: all users can read /etc/fstab: put it into a file and set its path")
-        if _OPTION.fullmatch(one) is None:
-            raise ValueError(f"{one} is not a valid mount option (example: noatime)")
+        if _OPTION.fullmatch(word) is None:
+            raise ValueError(f"{word} is not a valid mount option (example: noatime)")
     return options
 
 
@@ -184,37 +184,37 @@ def scratch_mount(path: str, uuid: str, options: Sequence[str]) -> Mount:
     return Mount(path=path, source=f"UUID={uuid}", fstype="xfs", options=tuple(dict.fromkeys(every)), automatic=False)
 
 
-def remote_mount(one: Remote, scratch: str | None) -> Mount:
+def remote_mount(remote: Remote, scratch: str | None) -> Mount:
     """Return a mount of remote data: on first access, with a time limit, and without effect on a boot."""
-    every = [*one.options, "nofail", "_netdev", "x-systemd.automount", f"x-systemd.mount-timeout={one.limit_s}s"]
-    if one.idle_s:
-        every.append(f"x-systemd.idle-timeout={one.idle_s}s")
-    if one.cache:
-        every += _cache(one)
-        if scratch is not None and below(one.cache, scratch):
+    every = [*remote.options, "nofail", "_netdev", "x-systemd.automount", f"x-systemd.mount-timeout={remote.limit_s}s"]
+    if remote.idle_s:
+        every.append(f"x-systemd.idle-timeout={remote.idle_s}s")
+    if remote.cache:
+        every += _cache(remote)
+        if scratch is not None and below(remote.cache, scratch):
             every.append(f"x-systemd.requires-mounts-for={scratch}")
-    if one.type == "rclone":
-        every += [] if one.cache else [f"cache_dir={CACHE}"]
+    if remote.type == "rclone":
+        every += [] if remote.cache else [f"cache_dir={CACHE}"]
         # mount(8) runs the program without its environment: this makes it pass the options on.
         every.append("args2env")
     return Mount(
-        path=one.path,
-        source=one.source,
-        fstype=KINDS[one.type],
+        path=remote.path,
+        source=remote.source,
+        fstype=KINDS[remote.type],
         options=tuple(dict.fromkeys(every)),
         automatic=True,
-        limit_s=one.limit_s,
+        limit_s=remote.limit_s,
     )
 
 
-def _cache(one: Remote) -> list[str]:
-    if one.type == "s3fs":
+def _cache(remote: Remote) -> list[str]:
+    if remote.type == "s3fs":
         # It has no upper limit, but keeps this much of the disk free.
-        return [f"use_cache={one.cache}"]
-    limit = [f"vfs_cache_max_size={one.cache_gib}G"] if one.cache_gib else []
+        return [f"use_cache={remote.cache}"]
+    limit = [f"vfs_cache_max_size={remote.cache_gib}G"] if remote.cache_gib else []
     # rclone's own age is one hour, less than many an epoch.
-    age = one.cache_hours or LONG_HOURS
-    return ["vfs_cache_mode=full", f"cache_dir={one.cache}", *limit, f"vfs_cache_max_age={age}h"]
+    age = remote.cache_hours or LONG_HOURS
+    return ["vfs_cache_mode=full", f"cache_dir={remote.cache}", *limit, f"vfs_cache_max_age={age}h"]
 
 
 def below(path: str, folder: str) -> bool:
@@ -289,12 +289,12 @@ def with_lines(text: str, mounts: Sequence[Mount]) -> str:
 def foreign_paths(text: str) -> dict[str, str]:
     """Return mount points of lines that are not the role's, to their sources."""
     before, _, after = _parts(text)
-    found = {}
+    sources = {}
     for line in (*before, *after):
         fields = line.split()
         if len(fields) > 2 and not fields[0].startswith("#"):
-            found[fields[1].rstrip("/") or "/"] = fields[0]
-    return found
+            sources[fields[1].rstrip("/") or "/"] = fields[0]
+    return sources
 
 
 def path_of(line: str) -> str:
@@ -318,7 +318,7 @@ def record_text(mounts: Sequence[Mount], disks: ScratchDisks | None, hooked: Seq
             }
             for mount in mounts
         ]
-        + [{**one.model_dump(), "options": [], "remote": True} for one in hooked],
+        + [{**mount.model_dump(), "options": [], "remote": True} for mount in hooked],
     }
     return json.dumps(document, indent=1) + "\n"
 

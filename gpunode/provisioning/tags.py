@@ -14,16 +14,16 @@ SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 """Tags with a meaning of their own in Ansible."""
 
 
-def refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
+def refuse_unknown_tags(root: Path, tags: Sequence[str]) -> None:
     """Raise UsageError for a tag that does not exist: Ansible runs nothing for it and reports success."""
-    if not given:
+    if not tags:
         return
     known = SPECIAL_TAGS.union(
         *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml"))),
         # The common tasks have those of every role.
         *(role_tags(path.parts[-3]) for path in root.glob("roles/*/meta/main.yml")),
     )
-    for tag in (argument.strip() for value in given for argument in value.split(",") if argument.strip()):
+    for tag in (argument.strip() for value in tags for argument in value.split(",") if argument.strip()):
         if tag not in known:
             near = did_you_mean(nearest(tag, known, likeness=0.5))
             hint = near or f"known: {', '.join(sorted(known - SPECIAL_TAGS))}"

@@ -25,8 +25,8 @@ def rendered(role: str, name: str, site: str = "", **values: Any) -> str:
     """
     try:
         # Some templates are common to several roles.
-        found = _environment(site).select_template([f"{role}/{name}", f"common/{name}"])
-        return found.render(mark=mark_of(role), **values)
+        template = _environment(site).select_template([f"{role}/{name}", f"common/{name}"])
+        return template.render(mark=mark_of(role), **values)
     except TemplateError as err:
         where = f"gpunode_templates: {site}/{role}/{name}" if site else f"template {role}/{name}"
         line = getattr(err, "lineno", None)
@@ -47,10 +47,10 @@ def preload() -> None:
 @cache
 def _environment(site: str) -> Environment:
     """Return the environment with the site's templates before those of the roles."""
-    own = FunctionLoader(_own)
+    loader = FunctionLoader(_own)
     # The texts are configuration files, not HTML.
     return Environment(  # noqa: S701
-        loader=ChoiceLoader([FileSystemLoader(site), own]) if site else own,
+        loader=ChoiceLoader([FileSystemLoader(site), loader]) if site else loader,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -40,9 +40,9 @@ def toolkit_request(version: str, installed: Mapping[str, str], planned: Library
     row = next(iter(catalog.container_toolkit.values()))
     packages = next(each.names for each in catalog.packages.values() if each.component == "container-toolkit")
     have = {re.sub(r"-[^-]*$", "", installed.get(name, "")) for name in packages}
-    one = next(iter(have)) if len(have) == 1 else ""
+    current = next(iter(have)) if len(have) == 1 else ""
     resolved = (planned.version if planned else None) or ""
-    by_word = {"keep": one or resolved or _newest(have), "stack": resolved or one, "none": ""}
+    by_word = {"keep": current or resolved or _newest(have), "stack": resolved or current, "none": ""}
     return ToolkitRequest(
         version=by_word.get(version, version) or None,
         packages=(planned.packages if planned else None) or tuple(packages),
@@ -79,7 +79,7 @@ def toolkit_daemon(
     chosen = isinstance(options, list) and any(
         str(option).startswith("native.cgroupdriver=systemd") for option in options
     )
-    ours = isinstance(options, list) and "native.cgroupdriver=cgroupfs" in options
-    if engine.cdi == "none" and not chosen and (ours or cgroup_driver == "systemd"):
+    cgroupfs = isinstance(options, list) and "native.cgroupdriver=cgroupfs" in options
+    if engine.cdi == "none" and not chosen and (cgroupfs or cgroup_driver == "systemd"):
         values["exec-opts"] = ["native.cgroupdriver=cgroupfs"]
     return values

@@ -106,9 +106,9 @@ ROLE = Role(
 def present(state: NodeState, settings: UpdatesSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
     refusals = [
-        f"updates_exclude: {one} is not a regular expression for the beginning of a package's name (example: slurm-)"
-        for one in settings.exclude
-        if _not_a_pattern(one)
+        f"updates_exclude: {regex} is not a regular expression for the beginning of a package's name (example: slurm-)"
+        for regex in settings.exclude
+        if _not_a_pattern(regex)
     ]
     patterns = excluded(state, settings, context)
     if state.manager == "dnf":
@@ -184,11 +184,11 @@ def _notes(state: NodeState, timers: tuple[str, ...]) -> Iterator[str]:
 
 
 def _by_dnf(state: NodeState, settings: UpdatesSettings, patterns: list[str], refusals: list[str]) -> Manifest:
-    given = {one: shell_pattern(one) for one in settings.exclude}
+    shell_patterns = {regex: shell_pattern(regex) for regex in settings.exclude}
     refusals += [
-        f"updates_exclude: {one}: dnf matches no regular expressions: list beginnings of names (example: slurm-)"
-        for one, pattern in given.items()
-        if pattern is None and not _not_a_pattern(one)
+        f"updates_exclude: {regex}: dnf matches no regular expressions: list beginnings of names (example: slurm-)"
+        for regex, pattern in shell_patterns.items()
+        if pattern is None and not _not_a_pattern(regex)
     ]
     text, memory, problem = automatic_text(
         state.contents.get(AUTOMATIC),
@@ -196,7 +196,7 @@ def _by_dnf(state: NodeState, settings: UpdatesSettings, patterns: list[str], re
         automatic=settings.automatic,
         kernel=KERNEL[1] in patterns,
         engine=ENGINE[0] in patterns,
-        more=[pattern for pattern in given.values() if pattern is not None],
+        more=[pattern for pattern in shell_patterns.values() if pattern is not None],
     )
     return Manifest(
         role=ROLE.name,

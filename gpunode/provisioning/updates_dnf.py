@@ -74,14 +74,14 @@ def restored_text(text: str, memory: str) -> str:
 
 
 def _read(text: str, settings: Mapping[str, str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     section = ""
     for line in text.split("\n"):
         if match := _SECTION.fullmatch(line):
             section = match[1].strip()
         elif (match := _SETTING.fullmatch(line)) and f"{section}.{match[1]}" in settings:
-            found[f"{section}.{match[1]}"] = match[2].strip()
-    return found
+            values[f"{section}.{match[1]}"] = match[2].strip()
+    return values
 
 
 def _written(text: str, values: Mapping[str, str | None]) -> str:

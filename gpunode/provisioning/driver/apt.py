@@ -85,7 +85,9 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
         missing=tuple(sorted(missing)),
         refusals=tuple(map(printable, _refusals(request, apt, going, changes=bool(missing)))),
         # Ubuntu's modules come with the newest kernel: an older one that still runs is replaced by the next reboot.
-        wanting=tuple(one for one in request.kernels if (one.newest if request.precompiled else one.headers)),
+        wanting=tuple(
+            kernel for kernel in request.kernels if (kernel.newest if request.precompiled else kernel.headers)
+        ),
         names_in_dkms=source.dkms,
         has_daemon=any(name == DAEMON or name.startswith("nvidia-compute-utils") for name in apt.installed),
         pinned=f"{stack.driver.branch}.*" if follows else request.constraint,
@@ -94,8 +96,8 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
 
 def _available(request: DriverRequest, names: tuple[str, ...]) -> str:
     """Return the installed one of a package and its alternatives, else the one that apt would install."""
-    there = (request.state.installed, request.preview.install)
-    return next((name for here in there for name in names if name in here), names[0])
+    available = (request.state.installed, request.preview.install)
+    return next((name for packages in available for name in names if name in packages), names[0])
 
 
 def _free(request: DriverRequest) -> list[str]:
@@ -130,7 +132,7 @@ def _switches(request: DriverRequest) -> bool:
 
 def _going(request: DriverRequest, apt: AptState, requested: set[str], *, switches: bool) -> list[str]:
     """Return installed packages to remove, known without querying apt: other sources, the other flavour, other pins."""
-    kept = {f"nvidia-driver-pinning-{what}" for what in (request.stack.driver.branch, request.target)}
+    kept = {f"nvidia-driver-pinning-{version}" for version in (request.stack.driver.branch, request.target)}
     pinning = [name for name in apt.installed if PINNING.match(name) and name not in kept]
     modules = [name for name in request.own if brings_kernel_module(name)]
     modules += [name for name in apt.installed if FOR_KERNELS.match(name)]

@@ -99,8 +99,8 @@ def planned(request: DriverRequest, dnf: DnfState) -> DriverPlan:
 def _free(request: DriverRequest, dnf: DnfState) -> list[str]:
     """Return packages requested in any version."""
     # Of older kernels that dnf keeps, the headers of a past minor release are in no enabled repository any more.
-    kernels = [one for one in request.kernels if one.running or one.newest]
-    headers = [f"kernel-devel-{one.release}" for one in kernels if not one.headers]
+    kernels = [kernel for kernel in request.kernels if kernel.running or kernel.newest]
+    headers = [f"kernel-devel-{kernel.release}" for kernel in kernels if not kernel.headers]
     keys = [name for name in ("mokutil", "openssl") if request.node.secure_boot and name not in dnf.installed]
     return sorted({*headers, *plugin(dnf), *keys, *request.settings.header_packages})
 

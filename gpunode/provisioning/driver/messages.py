@@ -92,9 +92,9 @@ def explained(manager: str, message: str) -> str:
 
 def lagging(answer: Preview, stack: Stack) -> str:
     """Return the refusal if a part of the closure is not available at the release of the rest."""
-    word, found, common = answer.constraint, answer.lacking or {}, answer.common
+    word, lacking, common = answer.constraint, answer.lacking or {}, answer.common
     whose = f"the repositories of source {stack.source}"
-    gone = sorted(name for name, there in found.items() if not there)
+    gone = sorted(name for name, versions in lacking.items() if not versions)
     unsigned = [name for name in gone if FOR_KERNELS.match(name)]
     if unsigned:
         return (
@@ -112,7 +112,7 @@ def lagging(answer: Preview, stack: Stack) -> str:
         )
     near = f"; all packages are available in {', '.join(common[:3])}: nvidia_driver_version: " if common else ""
     near += common[0] if common else ""
-    if not found:
+    if not lacking:
         return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
-    parts = [f"{name} is available in {', '.join(there[:3])}" for name, there in sorted(found.items())[:3]]
+    parts = [f"{name} is available in {', '.join(versions[:3])}" for name, versions in sorted(lacking.items())[:3]]
     return f"closure-lags: {word} is not available for the whole closure from {whose}: {'; '.join(parts)}{near}"

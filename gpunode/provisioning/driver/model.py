@@ -213,8 +213,8 @@ class DriverPlan(DriverRequest):
     def closure_problems(self) -> tuple[str, ...]:
         """Return why the closure is not at one version after the transaction."""
         whole = [f"not all of {', '.join(self.missing)} is installed"] if self.missing else []
-        there = "; ".join([*self.wrong_versions, *whole])
-        return (f"{self.target} is requested for the whole closure, found {there}",) if there else ()
+        actual = "; ".join([*self.wrong_versions, *whole])
+        return (f"{self.target} is requested for the whole closure, found {actual}",) if actual else ()
 
     @property
     def pending_reasons(self) -> Iterator[str]:
@@ -222,9 +222,9 @@ class DriverPlan(DriverRequest):
         if not self.changes:
             return
         for name in self.missing:
-            there = self.state.installed.get(name)
-            wanted = f"is at {there}, {self.target or 'another release'} is requested"
-            yield f"{name} {wanted if there else 'is not installed'}"
+            version = self.state.installed.get(name)
+            wanted = f"is at {version}, {self.target or 'another release'} is requested"
+            yield f"{name} {wanted if version else 'is not installed'}"
         yield from (f"{name} must be removed" for name in self.question.remove)
         if not (self.missing or self.question.remove):
             yield f"{self.question.manager} has packages to change for driver {self.target}"
@@ -282,8 +282,8 @@ class DriverPlan(DriverRequest):
     @property
     def exchange(self) -> ModuleExchange | None:
         """Return the exchange of the loaded module; None if it stays, is in use, or none is loaded."""
-        there = bool(self.node.gpus_on_bus) and self.node.running_kernel in self.built
-        if self.loaded in ("", self.target) or self.target is None or not there or gpus_in_use(self.node):
+        loadable = bool(self.node.gpus_on_bus) and self.node.running_kernel in self.built
+        if self.loaded in ("", self.target) or self.target is None or not loadable or gpus_in_use(self.node):
             return None
         active = {unit.name for unit in self.node.units or () if unit.active == "active"}
         needs = {FABRIC_MANAGER: manager_version(self.state), IMEX: imex_version(self.state)}
@@ -319,5 +319,5 @@ def answered(answer: Mapping[str, object] | None) -> Preview | None:
     try:
         return None if answer is None else Preview.model_validate(answer)
     except ValidationError as err:
-        place, why = invalid_field(err)
-        raise UsageError(f"the package manager's answer is malformed: {place}: {why}") from None
+        field, why = invalid_field(err)
+        raise UsageError(f"the package manager's answer is malformed: {field}: {why}") from None

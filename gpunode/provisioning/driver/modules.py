@@ -68,9 +68,9 @@ def old_images(plan: DriverPlan, *, check: bool) -> Iterator[BootImage]:
 def _written(state: NodeState) -> Iterator[tuple[float, str]]:
     """Yield time and path of each file that keeps nouveau out of an image."""
     for path in (files.NOUVEAU, files.DRACUT):
-        there = state.files.get(path)
-        if there is not None and there.kind == "file" and there.mtime is not None:
-            yield there.mtime, path
+        actual = state.files.get(path)
+        if actual is not None and actual.kind == "file" and actual.mtime is not None:
+            yield actual.mtime, path
 
 
 def refreshed_images(state: NodeState) -> Iterator[BootImage]:
@@ -93,7 +93,7 @@ class SigningKey:
     key: ModuleKey | None
     signs: bool
     """Secure boot is on, and DKMS builds the modules."""
-    given: bool
+    has_password: bool
     """The settings have a password to stage it with."""
 
     @property
@@ -107,14 +107,14 @@ class SigningKey:
 
     @property
     def to_stage(self) -> bool:
-        return self.signs and self.given and not self.staged
+        return self.signs and self.has_password and not self.staged
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return why no module is loaded."""
         if not self.waits:
             return ()
-        if self.given or self.staged:
+        if self.has_password or self.staged:
             return ("the key that signs the modules must be confirmed at the console (MOK manager)",)
         return ("the key that signs the modules is not known to be enrolled: nvidia_driver_mok_hash stages it",)
 

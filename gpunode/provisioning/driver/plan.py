@@ -70,13 +70,13 @@ ROLE = Role(
 @ROLE.present
 def present(state: NodeState, settings: DriverSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    found = node_stack.of_context(state.facts, context)
-    if found.stack is None or found.problems:
-        return Manifest(role=ROLE.name, refusals=found.problems)
-    refusals = (*unserved_fabric(found.stack, context), *dnf.dnf_problems(state.dnf))
+    resolved = node_stack.of_context(state.facts, context)
+    if resolved.stack is None or resolved.problems:
+        return Manifest(role=ROLE.name, refusals=resolved.problems)
+    refusals = (*unserved_fabric(resolved.stack, context), *dnf.dnf_problems(state.dnf))
     if refusals:
         return Manifest(role=ROLE.name, refusals=refusals)
-    request = DriverRequest(state, found.stack, settings, answered(context.answers.get("driver")))
+    request = DriverRequest(state, resolved.stack, settings, answered(context.answers.get("driver")))
     if state.apt is not None:
         plan, key, runfile = apt.planned(request, state.apt), state.apt.key, state.apt.runfile and settings.switch
     else:
@@ -167,14 +167,14 @@ def _apt_texts(plan: DriverPlan, context: Context, pinned: str) -> dict[str, str
         # They change nothing, but preflight included them in its question before they existed: the same question has
         # its answer.
         role = nvidia_repository.ROLE
-        there = compared(role.plan(plan.state, context.settings_of(role.name), context), plan.state)
-        repository = {} if there.pending or there.questions or there.refusals else there.source_files
+        manifest = compared(role.plan(plan.state, context.settings_of(role.name), context), plan.state)
+        repository = {} if manifest.pending or manifest.questions or manifest.refusals else manifest.source_files
     text = ROLE.texts(context)
-    own = {
+    driver_files = {
         files.PREFERENCES: files.preferences_text(plan, pinned, text),
         files.SOURCES_FILE: files.sources_text(plan, text) or "",
     }
-    return {**repository, **context.planned.files, **own}
+    return {**repository, **context.planned.files, **driver_files}
 
 
 def _question(plan: DriverPlan, context: Context) -> NodeQuery:
