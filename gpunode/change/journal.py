@@ -136,7 +136,7 @@ class Journal:
 
         ``failed``: the state of those that failed, in place of the act's own.
         """
-        found = {}
+        nodes = {}
         for name, reason in results.items():
             node = self.record.nodes[name]
             state = (failed or ACTS[act].failed) if reason else after(act, back=node.back)
@@ -146,8 +146,8 @@ class Journal:
                 "reason": reason,
                 "times": (*node.times, (state.value, now())),
             }
-            found[name] = node.model_copy(update=update)
-        self._set(found)
+            nodes[name] = node.model_copy(update=update)
+        self._set(nodes)
 
     def turn_back(self, names: Iterable[str]) -> None:
         """Record that nodes are to get their earlier release."""

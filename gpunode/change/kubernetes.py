@@ -42,10 +42,10 @@ class KubernetesScheduler(Scheduler):
         return document
 
     def _node(self, node: str) -> Json:
-        found = self._raw("get", _path(node))
-        if found.get("kind") != "Node" or not isinstance(found.get("metadata"), dict):
+        document = self._raw("get", _path(node))
+        if document.get("kind") != "Node" or not isinstance(document.get("metadata"), dict):
             raise SchedulerError(f"kubectl get {_path(node)}: the answer is not a Node")
-        return found
+        return document
 
     def state(self, node: str, token: str) -> ServiceState:
         """Return whether pods are scheduled to the node."""
@@ -53,16 +53,16 @@ class KubernetesScheduler(Scheduler):
 
     def drain(self, node: str, token: str) -> None:
         """Set the node unschedulable, and record the token in the same write."""
-        found = self._node(node)
-        now = _state(found, token)
+        document = self._node(node)
+        now = _state(document, token)
         if now.service is Availability.FOREIGN:
             raise SchedulerError(now.text)
         if now.service is Availability.OURS:
             return
-        metadata, spec = found["metadata"], found.get("spec") or {}
+        metadata, spec = document["metadata"], document.get("spec") or {}
         annotations = {**(metadata.get("annotations") or {}), ANNOTATION: token}
         body = {
-            **found,
+            **document,
             "metadata": {**metadata, "annotations": annotations},
             "spec": {**spec, "unschedulable": True},
         }
@@ -105,7 +105,7 @@ class KubernetesScheduler(Scheduler):
             for pod in items:
                 metadata = pod.get("metadata") or {}
                 owners = metadata.get("ownerReferences") or ()
-                of_daemon_set = any(one.get("kind") == "DaemonSet" and one.get("controller") for one in owners)
+                of_daemon_set = any(owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners)
                 ended = (pod.get("status") or {}).get("phase") in DONE
                 if not (of_daemon_set or ended or MIRROR in (metadata.get("annotations") or {})):
                     yield pod
@@ -116,25 +116,27 @@ class KubernetesScheduler(Scheduler):
 
     def resume(self, node: str, token: str) -> None:
         """Remove the token, and what makes the node unschedulable, in the same write."""
-        found = self._node(node)
-        if _state(found, token).service is not Availability.OURS:
+        document = self._node(node)
+        if _state(document, token).service is not Availability.OURS:
             return
-        metadata, spec = found["metadata"], found.get("spec") or {}
+        metadata, spec = document["metadata"], document.get("spec") or {}
         annotations = {name: value for name, value in metadata["annotations"].items() if name != ANNOTATION}
         spec = {name: value for name, value in spec.items() if name != "unschedulable"}
         # The taint follows from unschedulable; the node controller removes it too, a moment later.
-        taints = [one for one in spec.get("taints") or () if one.get("key") != "node.kubernetes.io/unschedulable"]
+        taints = [taint for taint in spec.get("taints") or () if taint.get("key") != "node.kubernetes.io/unschedulable"]
         spec = {**spec, "taints": taints} if "taints" in spec else spec
-        self._raw("replace", _path(node), {**found, "metadata": {**metadata, "annotations": annotations}, "spec": spec})
+        self._raw(
+            "replace", _path(node), {**document, "metadata": {**metadata, "annotations": annotations}, "spec": spec}
+        )
 
 
 def _path(node: str) -> str:
     return f"/api/v1/nodes/{quote(node, safe='')}"
 
 
-def _state(found: Json, token: str) -> ServiceState:
-    unschedulable = (found.get("spec") or {}).get("unschedulable") is True
-    mark = (found["metadata"].get("annotations") or {}).get(ANNOTATION)
+def _state(document: Json, token: str) -> ServiceState:
+    unschedulable = (document.get("spec") or {}).get("unschedulable") is True
+    mark = (document["metadata"].get("annotations") or {}).get(ANNOTATION)
     if not unschedulable:
         return ServiceState(Availability.IN_SERVICE)
     if mark == token:
@@ -145,5 +147,5 @@ def _state(found: Json, token: str) -> ServiceState:
 def _evictable(pod: Json) -> bool:
     owners = pod["metadata"].get("ownerReferences") or ()
     volumes = (pod.get("spec") or {}).get("volumes") or ()
-    on_disk = any("emptyDir" in one and (one["emptyDir"] or {}).get("medium") != "Memory" for one in volumes)
-    return any(one.get("controller") for one in owners) and not on_disk
+    on_disk = any("emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory" for volume in volumes)
+    return any(owner.get("controller") for owner in owners) and not on_disk

@@ -179,16 +179,16 @@ class ChangeRun:
             else:
                 waiting.append(name)
         end = self._clock() + self._limits.power_s
-        found: list[str] = []
+        returned: list[str] = []
         while waiting:
             results = self._nodes.lease(self._records(waiting))
-            found += [name for name in waiting if not results[name]]
+            returned += [name for name in waiting if not results[name]]
             waiting = [name for name in waiting if results[name]]
             if self._clock() >= end:
                 break
             if waiting:
                 self._sleep(self._limits.poll_s)
-        return found
+        return returned
 
     def _walk(self, names: list[str]) -> None:
         """Lead nodes along the edges, each as far as it comes."""
@@ -232,12 +232,12 @@ class ChangeRun:
         ``behind``: states in which another has not come as far.
         """
         nodes = self._journal.record.nodes
-        found: Results = {}
+        reasons: Results = {}
         for name in names:
             for other in self._members([name]):
                 if nodes[other].state in (ChangeState.HELD, ChangeState.NOT_RETURNED, *behind) or nodes[other].back:
-                    found[name] = f"{nodes[name].domain}: {other} is {nodes[other].state}"
-        return found
+                    reasons[name] = f"{nodes[name].domain}: {other} is {nodes[other].state}"
+        return reasons
 
     def _drain(self, names: list[str]) -> None:
         """Drain nodes and wait until they are idle; one that is not in time goes back to work as it was."""
@@ -286,16 +286,16 @@ class ChangeRun:
         """Wait until nodes are idle, for the scheduler and on their GPUs; return what still runs at the deadline."""
         end = self._clock() + self._limits.drain_s
         waiting = list(names)
-        found: Results = {}
+        reasons: Results = {}
         while waiting:
-            found |= self._nodes.busy(self._records(waiting))
+            reasons |= self._nodes.busy(self._records(waiting))
             for name in waiting:
-                found[name] = found[name] or self._busy(name)
-            waiting = [name for name in waiting if found[name]]
+                reasons[name] = reasons[name] or self._busy(name)
+            waiting = [name for name in waiting if reasons[name]]
             if not waiting or self._clock() >= end:
                 break
             self._sleep(self._limits.poll_s)
-        return {name: f"not idle: {found[name]}" if found[name] else "" for name in names}
+        return {name: f"not idle: {reasons[name]}" if reasons[name] else "" for name in names}
 
     def _busy(self, name: str) -> str:
         try:
@@ -372,15 +372,15 @@ class ChangeRun:
     def _proven(self, nodes: Records) -> Results:
         """Compare nodes with themselves before, until they are as good or the time is over: services still start."""
         end = self._clock() + self._limits.validate_s
-        found: Results = {}
+        reasons: Results = {}
         waiting = dict(nodes)
         while waiting:
-            found |= self._nodes.validate(waiting)
-            waiting = {name: node for name, node in waiting.items() if found[name]}
+            reasons |= self._nodes.validate(waiting)
+            waiting = {name: node for name, node in waiting.items() if reasons[name]}
             if not waiting or self._clock() >= end:
                 break
             self._sleep(self._limits.poll_s)
-        return found
+        return reasons
 
     def _return(self, names: list[str]) -> None:
         """End the drains with the run's token; a drain that others put in its place stays, and is theirs."""
