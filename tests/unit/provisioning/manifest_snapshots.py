@@ -36,45 +36,47 @@ class Page:
 
     def shown(self, manifest: Manifest) -> dict[str, Any]:
         """A manifest in a form that is short and complete, but for the reasons that follow from files and packages."""
-        given = manifest.model_dump(mode="json", exclude_defaults=True)
+        document = manifest.model_dump(mode="json", exclude_defaults=True)
         rows = {
-            "refusals": given.get("refusals"),
-            "files": {one.path: self._file(one.model_dump(mode="json")) for one in manifest.files},
+            "refusals": document.get("refusals"),
+            "files": {file.path: self._file(file.model_dump(mode="json")) for file in manifest.files},
             "folders": {
-                one.path: f"{one.mode} {one.phase}" if one.state == "present" else f"removed if empty, {one.phase}"
-                for one in manifest.folders
+                folder.path: f"{folder.mode} {folder.phase}"
+                if folder.state == "present"
+                else f"removed if empty, {folder.phase}"
+                for folder in manifest.folders
             },
-            "packages": self._plain({"manager": manifest.packages.manager, **given["packages"]})
+            "packages": self._plain({"manager": manifest.packages.manager, **document["packages"]})
             if manifest.packages
             else {},
             "units": _unit_words(manifest.units),
             "pending": list(manifest.pending_reasons),
-            "reboot": given.get("reboot_reasons"),
-            "restarts": given.get("restarts"),
+            "reboot": document.get("reboot_reasons"),
+            "restarts": document.get("restarts"),
             "restart mark": manifest.restart_mark,
-            "marks": [one.path for one in manifest.marks],
+            "marks": [mark.path for mark in manifest.marks],
             "problems": list(manifest.problems),
-            "notes": given.get("notes"),
+            "notes": document.get("notes"),
             "modules": list(manifest.modules),
             "kernel values": manifest.kernel_values,
-            "guarded": self._plain(given.get("guarded")),
-            "commands": [_command(one) for one in manifest.commands],
+            "guarded": self._plain(document.get("guarded")),
+            "commands": [_command(command) for command in manifest.commands],
             "values": self._plain(result_of(manifest)),
         }
         return {name: value for name, value in rows.items() if value}
 
-    def _file(self, one: Mapping[str, Any]) -> str:
-        if one["content"] is None:
-            return f"absent, {one.get('phase', 'before')}"
-        more = [word for word in ("backup", "private") if one.get(word)]
-        if one.get("encoding", "utf-8") != "utf-8":
-            more.append(one["encoding"])
-        if one.get("validate_with"):
-            more.append(f"accepted by `{' '.join(one['validate_with'])}`")
-        if one.get("expect_sha256"):
+    def _file(self, file: Mapping[str, Any]) -> str:
+        if file["content"] is None:
+            return f"absent, {file.get('phase', 'before')}"
+        more = [word for word in ("backup", "private") if file.get(word)]
+        if file.get("encoding", "utf-8") != "utf-8":
+            more.append(file["encoding"])
+        if file.get("validate_with"):
+            more.append(f"accepted by `{' '.join(file['validate_with'])}`")
+        if file.get("expect_sha256"):
             more.append("unless it was changed meanwhile")
-        head = f"{one['mode']} {one['owner']}:{one['group']} {one.get('phase', 'before')}"
-        return ", ".join([head, *more, self._label(one["path"], one["content"])])
+        head = f"{file['mode']} {file['owner']}:{file['group']} {file.get('phase', 'before')}"
+        return ", ".join([head, *more, self._label(file["path"], file["content"])])
 
     def _label(self, path: str, text: str) -> str:
         """The name of a text among those of the page, which has each once."""
@@ -96,15 +98,15 @@ class Page:
             if {"path", "content", "mode"} <= value.keys():
                 return {value["path"]: self._file(value)}
             return {
-                key: (self._label(key, one) if one else "absent")
-                if isinstance(one, str) and key.startswith("/") and ("\n" in one or not one)
-                else self._plain(one)
-                for key, one in value.items()
+                key: (self._label(key, member) if member else "absent")
+                if isinstance(member, str) and key.startswith("/") and ("\n" in member or not member)
+                else self._plain(member)
+                for key, member in value.items()
             }
         if isinstance(value, list | tuple) and {*DRIVER_PACKAGES} <= {*map(str, value)} and self.role != "cuda":
-            return [*(one for one in value if one not in DRIVER_PACKAGES), "(those that cuda never changes)"]
+            return [*(name for name in value if name not in DRIVER_PACKAGES), "(those that cuda never changes)"]
         if isinstance(value, list | tuple):
-            return [self._plain(one) for one in value]
+            return [self._plain(member) for member in value]
         return value
 
     @property
@@ -152,29 +154,29 @@ _Dumper.add_representer(
 
 
 def _unit_words(units: Iterable[UnitState]) -> dict[str, str]:
-    found: dict[str, list[str]] = {}
-    for one in units:
-        words = found.setdefault(one.name, [])
-        words += [] if one.enabled is None else ["enabled" if one.enabled else "disabled"]
-        words += [one.state] if one.state else []
-    return {name: ", ".join(words) for name, words in found.items()}
+    words_by_name: dict[str, list[str]] = {}
+    for unit in units:
+        words = words_by_name.setdefault(unit.name, [])
+        words += [] if unit.enabled is None else ["enabled" if unit.enabled else "disabled"]
+        words += [unit.state] if unit.state else []
+    return {name: ", ".join(words) for name, words in words_by_name.items()}
 
 
-def _command(one: NodeCommand) -> str:
-    return " ".join(one.argv) + (", before" if one.phase == "before" else "")
+def _command(command: NodeCommand) -> str:
+    return " ".join(command.argv) + (", before" if command.phase == "before" else "")
 
 
-def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def difference(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """What a manifest has otherwise than another."""
-    found: dict[str, Any] = {}
-    for name in {**other, **one}:
-        now, then = one.get(name), other.get(name)
+    differences: dict[str, Any] = {}
+    for name in {**other, **manifest}:
+        now, then = manifest.get(name), other.get(name)
         if now == then:
             continue
-        found[name] = difference(now, then) if isinstance(now, dict) and isinstance(then, dict) else now
-        if name not in one:
-            found[name] = "(not there)"
-    return found
+        differences[name] = difference(now, then) if isinstance(now, dict) and isinstance(then, dict) else now
+        if name not in manifest:
+            differences[name] = "(not there)"
+    return differences
 
 
 def settings_given(role: str) -> dict[str, Any]:

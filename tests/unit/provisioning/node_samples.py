@@ -46,7 +46,7 @@ def node(
     """A node of the fixture with these packages and documents; every other path that a role looks at is absent."""
     looked = {path for look in LOOKS.values() for path in (*look.paths, *look.contents)}
     contents = {path for look in LOOKS.values() for path in look.contents}
-    there = {path: file(text) for path, text in (texts or {}).items()}
+    documents = {path: file(text) for path, text in (texts or {}).items()}
     base = dict(_facts())
     if dnf:
         base["os"] = {**base["os"], **RHEL}
@@ -55,7 +55,7 @@ def node(
             "facts": {**base, **(facts or {})},
             "apt": None if dnf else {**APT_STATE, "installed": installed or {}, "held": held},
             "dnf": {**DNF_STATE, "installed": installed or {}} if dnf else None,
-            "files": {**dict.fromkeys(looked, ABSENT), **there, **(files or {})},
+            "files": {**dict.fromkeys(looked, ABSENT), **documents, **(files or {})},
             "contents": {**dict.fromkeys(contents), **(texts or {})},
             "engine": engine or {},
         }

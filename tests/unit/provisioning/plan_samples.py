@@ -36,10 +36,10 @@ def _defaults(role: str) -> dict[str, Any]:
 
 def context_of(settings: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any) -> Context:
     """A run in which roles have these settings."""
-    given = settings or {}
+    by_role = settings or {}
     return Context(
         host="node",
-        settings_of=lambda role: settings_of(role, **given.get(role, {})),
+        settings_of=lambda role: settings_of(role, **by_role.get(role, {})),
         today=date.fromisoformat(DAY),
         **changes,
     )

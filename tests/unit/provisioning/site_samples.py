@@ -139,30 +139,30 @@ UNITS = {
 @cache
 def recorded(manager: str) -> dict[str, Offer]:
     """The newest recorded version of each package of NVIDIA's repository."""
-    found = {one.name: one for one in offers("debian12" if manager == "apt" else "rhel9", [RELEASE])}
-    assert len(found) > 30
-    return found
+    packages = {offer.name: offer for offer in offers("debian12" if manager == "apt" else "rhel9", [RELEASE])}
+    assert len(packages) > 30
+    return packages
 
 
 def with_dependencies(manager: str, names: Iterable[str]) -> list[str]:
     """The packages, and those of NVIDIA's repository that they depend on."""
-    found = dict.fromkeys(names)
-    queue = [*found]
+    packages = dict.fromkeys(names)
+    queue = [*packages]
     while queue:
-        one = recorded(manager).get(queue.pop())
-        more = [text.split()[0] for text in one.relations["depends"]] if one is not None else []
-        queue += [name for name in more if name in recorded(manager) and name not in found]
-        found |= dict.fromkeys(name for name in more if name in recorded(manager))
-    return [*found]
+        offer = recorded(manager).get(queue.pop())
+        more = [text.split()[0] for text in offer.relations["depends"]] if offer is not None else []
+        queue += [name for name in more if name in recorded(manager) and name not in packages]
+        packages |= dict.fromkeys(name for name in more if name in recorded(manager))
+    return [*packages]
 
 
 def version_of(manager: str, name: str, pattern: str = "*") -> str:
     """A version of a package that matches the pattern."""
     offer = recorded(manager).get(name)
-    found = offer.version if offer is not None else VERSIONS.get(name, "1.0-1")
-    if not fnmatchcase(found, pattern):
-        found = pattern.replace("*", "1")
-    return found if "-" in found else f"{found}-1"
+    version = offer.version if offer is not None else VERSIONS.get(name, "1.0-1")
+    if not fnmatchcase(version, pattern):
+        version = pattern.replace("*", "1")
+    return version if "-" in version else f"{version}-1"
 
 
 def fake_key(data: bytes, source: str, fingerprints: Any = (), sha256: str = "") -> str:
@@ -254,10 +254,10 @@ class Machine:
             )
             with patch.object(repository, "trusted_key", fake_key):
                 manifest = PLANS[role](state, run.settings_of(role), run)
-            asked = {name: one for name, one in manifest.questions.items() if name not in answers}
-            if not asked or manifest.refusals:
+            unanswered = {name: question for name, question in manifest.questions.items() if name not in answers}
+            if not unanswered or manifest.refusals:
                 return manifest
-            answers |= {name: self.answer(one) for name, one in asked.items()}
+            answers |= {name: self.answer(question) for name, question in unanswered.items()}
         raise AssertionError(f"{role}: too many questions")
 
     def pending(self, manifest: Manifest) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ class Machine:
             purge=(*self.planned.purge, *sorted(gone)),
             users=(*self.planned.users, *result_of(manifest).get("create", ())),
         )
-        self.coming[role] = {one.path: one.content for one in manifest.files if one.encoding == "utf-8"}
+        self.coming[role] = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
         return manifest
 
     def answer(self, question: NodeQuery) -> dict[str, Any]:
@@ -330,31 +330,31 @@ class Machine:
 
     def _login(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The recorded daemon with the settings of the files."""
-        own: dict[str, str] = {}
-        for one in body["files"]:
-            for line in (one.get("content") or "").splitlines():
+        requested: dict[str, str] = {}
+        for row in body["files"]:
+            for line in (row.get("content") or "").splitlines():
                 name, _, value = line.partition(" ")
                 if name and not name.startswith("#"):
-                    own.setdefault(name.lower(), value)
+                    requested.setdefault(name.lower(), value)
         lines = str(self.document["ssh"]["effective"]).splitlines()
-        kept = [line for line in lines if line.partition(" ")[0] not in own]
-        text = "\n".join([*kept, *(f"{name} {value}" for name, value in own.items())])
-        return {"effective": text, "logins": {one["user"]: text for one in body["logins"]}}
+        kept = [line for line in lines if line.partition(" ")[0] not in requested]
+        text = "\n".join([*kept, *(f"{name} {value}" for name, value in requested.items())])
+        return {"effective": text, "logins": {login["user"]: text for login in body["logins"]}}
 
     def _disks(self, body: Mapping[str, Any]) -> dict[str, Any]:
         mounted: dict[str, Any] = {"kind": "folder", "mode": "1777", "entries": None, "users": []}
         sources = {"/scratch": ("/dev/md127", "xfs"), "/data": ("systemd-1", "autofs")}
         kinds = {path: {"source": source, "fstype": kind} for path, (source, kind) in sources.items()}
-        there = self.disks is not None
+        has_disks = self.disks is not None
         paths = {path: self.folders.get(path, FREE) for path in body["paths"]}
-        if there:
+        if has_disks:
             paths |= {path: {**mounted, "mounts": [row]} for path, row in kinds.items() if path in paths}
-        trim = ("enabled", "active") if there else ("disabled", "inactive")
+        trim = ("enabled", "active") if has_disks else ("disabled", "inactive")
         return {
             "disks": {},
             "paths": paths,
-            "target": "/dev/md127" if there else None,
-            "filesystem": there,
+            "target": "/dev/md127" if has_disks else None,
+            "filesystem": has_disks,
             "refusals": [],
             "trim": dict(zip(("enabled", "active"), trim, strict=True)),
             "autofs": True,
@@ -364,8 +364,8 @@ class Machine:
 
     @property
     def _installed(self) -> dict[str, str]:
-        found: dict[str, str] = self.document[self.manager]["installed"]
-        return found
+        installed: dict[str, str] = self.document[self.manager]["installed"]
+        return installed
 
     def apply(self, manifest: Manifest) -> None:
         """Do what the tasks of the role do with a manifest."""
@@ -389,9 +389,9 @@ class Machine:
                 row["active"] = "inactive" if unit.state == "stopped" else "active"
 
     def _files(self, manifest: Manifest, phase: str) -> None:
-        for one in manifest.files:
-            if one.phase == phase:
-                self._file(one.model_dump())
+        for managed in manifest.files:
+            if managed.phase == phase:
+                self._file(managed.model_dump())
         for folder in manifest.folders:
             if folder.phase != phase:
                 continue
@@ -400,14 +400,14 @@ class Machine:
             elif not any(path.startswith(f"{folder.path}/") for path in self.present):
                 self.document["files"][folder.path] = ABSENT
 
-    def _file(self, one: Mapping[str, Any]) -> None:
-        path, content = one["path"], one["content"]
+    def _file(self, row: Mapping[str, Any]) -> None:
+        path, content = row["path"], row["content"]
         new = (
             ABSENT
             if content is None
-            else {**file(content, mode=one["mode"]), "owner": one["owner"], "group": one["group"]}
+            else {**file(content, mode=row["mode"]), "owner": row["owner"], "group": row["group"]}
         )
-        if new != ABSENT and one.get("encoding") == "base64":
+        if new != ABSENT and row.get("encoding") == "base64":
             raise AssertionError(f"{path}: decode it")
         self.document["files"][path] = new
         if path == UNATTENDED and self.manager == "apt":
@@ -424,13 +424,13 @@ class Machine:
     def _packages(self, change: Transaction) -> None:
         before = dict(self._installed)
         state = NodeState.model_validate(self.document)
-        own = installed_by_role(state, change.memory) if change.memory else set()
+        added = installed_by_role(state, change.memory) if change.memory else set()
         installed = self._installed
         entries = change.install
         if change.manager == "dnf":
             entries = (*entries, *(f"{name}=*{change.constraint}*" for name in change.bound))
         for name in [*installed]:
-            if _fits(name, change.remove) or (name in own and _fits(name, change.remove_new)):
+            if _fits(name, change.remove) or (name in added and _fits(name, change.remove_new)):
                 del installed[name]
         patterns = dict(entry.partition("=")[::2] for entry in entries)
         for entry in with_dependencies(self.manager, patterns):
@@ -438,7 +438,7 @@ class Machine:
             name = "kernel-devel" if entry.startswith("kernel-devel-") else entry
             if name not in installed or not fnmatchcase(installed[name], pattern or "*"):
                 installed[name] = version_of(self.manager, name, pattern or "*")
-        self._record(change, own | (installed.keys() - before.keys()))
+        self._record(change, added | (installed.keys() - before.keys()))
         self._arrivals()
         part = self.document[self.manager]
         if change.manager == "apt":
@@ -455,13 +455,13 @@ class Machine:
             if change.hold or change.state == "absent":
                 lines = lock_lines(installed, change.hold) if change.state == "present" else ()
                 self.locks[change.lock_mark] = lines
-                ours = self.locks.get("gpunode (role nvidia_driver)", ())
-                part["own_locks"] = list(ours)
-                part["locks"] = [line for mark, rows in self.locks.items() for line in rows if line not in ours]
+                driver_locks = self.locks.get("gpunode (role nvidia_driver)", ())
+                part["own_locks"] = list(driver_locks)
+                part["locks"] = [line for mark, rows in self.locks.items() for line in rows if line not in driver_locks]
 
-    def _record(self, change: Transaction, own: set[str]) -> None:
+    def _record(self, change: Transaction, added: set[str]) -> None:
         if change.memory and change.state == "present" and (change.memory in self.document["contents"]):
-            text = MARK + "\n" + "".join(f"{name}\n" for name in sorted(own & self._installed.keys()))
+            text = MARK + "\n" + "".join(f"{name}\n" for name in sorted(added & self._installed.keys()))
             self._write(change.memory, text)
 
     def _arrivals(self) -> None:
@@ -515,8 +515,8 @@ class Machine:
                 facts["transparent_hugepages"] = value
             if path in self.document["contents"]:
                 self.document["contents"][path] = value
-        for one in values.get("guarded", ()):
-            self._file(one)
+        for row in values.get("guarded", ()):
+            self._file(row)
         group = {*(self.document["engine"].get("group") or ())}
         for command in manifest.commands:
             if command.argv[0] == "gpasswd":
@@ -533,17 +533,17 @@ class Machine:
         getattr(self, f"_after_{manifest.role}", lambda _values: None)(values)
 
     def _after_nvidia_driver(self, _values: Mapping[str, Any]) -> None:
-        facts, there = self.document["facts"], bool(self.document["facts"]["module_files"])
+        facts, built = self.document["facts"], bool(self.document["facts"]["module_files"])
         if "nvidia-uvm" in facts["modules"] and not facts["loaded_driver"]:
             facts["loaded_driver"] = {"version": RELEASE, "flavour": "open"}
             facts["modules"] = [*facts["modules"], "nvidia"]
             gpus = [{**GPU, "index": at, "uuid": f"GPU-{at}"} for at in range(2)]
             facts["driver_gpus"] = [
                 {"slot": gpu["slot"], "model": None, "uuid": None, "minor": at, "excluded": False, "firmware": None}
-                for at, gpu in enumerate(one for one in HGX if (one["class_id"] or "").startswith("03"))
+                for at, gpu in enumerate(device for device in HGX if (device["class_id"] or "").startswith("03"))
             ]
             facts["smi"] = {"document": {"driver_version": RELEASE, "attached_gpus": len(gpus), "gpus": gpus}}
-        if not there:
+        if not built:
             # After the reboot that the plan names.
             facts |= {"loaded_driver": None, "smi": None, "modules": [], "driver_gpus": []}
 
@@ -592,8 +592,8 @@ class Machine:
             self.disks = None if values["leaves"] else values["disks"]
 
     def _after_docker(self, values: Mapping[str, Any]) -> None:
-        for one in values["folders"]:
-            self.folders[one["path"]] = {**FREE, "kind": "folder", "mode": one["mode"], "entries": 0}
+        for folder in values["folders"]:
+            self.folders[folder["path"]] = {**FREE, "kind": "folder", "mode": folder["mode"], "entries": 0}
         if "docker-ce" in self._installed:
             version = number(self._installed["docker-ce"])
             info = {"version": version, "running": 0, "live_restore": True, "cgroup_driver": "systemd"}
@@ -626,11 +626,11 @@ class Machine:
 
     def _after_firewall(self, _values: Mapping[str, Any]) -> None:
         """The unit loads the rules, and records the digests."""
-        there = self.document["files"][firewall.RULES]
-        digest = there.get("sha256") if self.absent != "firewall" else None
-        own = "a" * 64 if digest else None
-        self.document["facts"]["packet_filter"] |= {"own": own, "tables": ["inet gpunode"] if own else []}
-        self._write(firewall.LOADED, f"{digest}  -\n{own}  -\n" if own else None)
+        rules = self.document["files"][firewall.RULES]
+        digest = rules.get("sha256") if self.absent != "firewall" else None
+        table = "a" * 64 if digest else None
+        self.document["facts"]["packet_filter"] |= {"own": table, "tables": ["inet gpunode"] if table else []}
+        self._write(firewall.LOADED, f"{digest}  -\n{table}  -\n" if table else None)
 
     @property
     def present(self) -> set[str]:
@@ -653,5 +653,5 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 @cache
 def settings(role: str) -> dict[str, Any]:
     """The settings of a role: the defaults, ``present``, and those of SETTINGS."""
-    given = settings_of(role)
-    return {**given, **({"state": "present"} if "state" in given else {}), **SETTINGS.get(role, {})}
+    defaults = settings_of(role)
+    return {**defaults, **({"state": "present"} if "state" in defaults else {}), **SETTINGS.get(role, {})}

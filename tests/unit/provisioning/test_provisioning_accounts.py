@@ -63,7 +63,7 @@ LARGE_NODE = node(
 
 
 def guarded(manifest: Manifest) -> dict[str, str | None]:
-    return {one["path"]: one["content"] for one in result(manifest)["guarded"]}
+    return {row["path"]: row["content"] for row in result(manifest)["guarded"]}
 
 
 def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
@@ -77,9 +77,9 @@ def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     files = guarded(manifest)
     assert files["/home/ada/.ssh/authorized_keys"] == f"{KEY}\n"
     assert "ada ALL=(ALL:ALL) NOPASSWD: ALL" in (files[accounts.SUDO] or "")
-    rule = next(one for one in result(manifest)["guarded"] if one["path"] == accounts.SUDO)
+    rule = next(row for row in result(manifest)["guarded"] if row["path"] == accounts.SUDO)
     assert (rule["mode"], rule["validate_with"][0]) == ("0440", "visudo")
-    keys = next(one for one in result(manifest)["guarded"] if one["path"] != accounts.SUDO)
+    keys = next(row for row in result(manifest)["guarded"] if row["path"] != accounts.SUDO)
     assert (keys["owner"], keys["group"], keys["expect_sha256"]) == ("ada", "ada", None)
     assert manifest.pending_reasons[0] == "ada is not there"
     assert {f"{path} differs" for path in files} < set(manifest.pending_reasons)
@@ -109,7 +109,7 @@ def test_a_new_user_lives_where_useradd_puts_users(defaults: str, base: str) -> 
 @settings(max_examples=effort(40, 2000), deadline=None)
 def test_a_key_is_added_and_no_byte_of_the_file_changes(text: str) -> None:
     ssh = copy.deepcopy(RECORDED)
-    operator = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    operator = next(account for account in ssh["accounts"] if account["name"] == "operator")
     operator["document"] = text
     after = guarded(plan(ssh, admins=[{**OPERATOR, "keys": [KEY]}]))["/home/operator/.ssh/authorized_keys"]
     assert after is not None
@@ -118,20 +118,20 @@ def test_a_key_is_added_and_no_byte_of_the_file_changes(text: str) -> None:
 
 
 def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
-    own = {**OPERATOR, "keys": [KEY]}
+    operator = {**OPERATOR, "keys": [KEY]}
     path = "/home/operator/.ssh/authorized_keys"
-    before = next(one for one in RECORDED["accounts"] if one["name"] == "operator")["document"]
-    assert guarded(plan(admins=[own]))[path] == before + KEY + "\n"
-    assert guarded(plan(admins=[own], exclusive_keys=True))[path] == KEY + "\n"
+    before = next(account for account in RECORDED["accounts"] if account["name"] == "operator")["document"]
+    assert guarded(plan(admins=[operator]))[path] == before + KEY + "\n"
+    assert guarded(plan(admins=[operator], exclusive_keys=True))[path] == KEY + "\n"
     assert path not in guarded(plan(admins=[OPERATOR]))
     # Another comment or option makes no other key of it; a line that is a comment is not a key.
     admin, text = {**OPERATOR, "keys": [f"{KEY} of  her laptop"]}, f"no-pty {KEY.removesuffix(' ada')}\n"
     ssh = copy.deepcopy(RECORDED)
-    row = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    row = next(account for account in ssh["accounts"] if account["name"] == "operator")
     row["document"] = text
     assert path not in guarded(plan(ssh, admins=[admin]))
     row["document"] = f" # {text}"
-    (keys,) = (one for one in result(plan(ssh, admins=[admin]))["guarded"] if one["path"] == path)
+    (keys,) = (row for row in result(plan(ssh, admins=[admin]))["guarded"] if row["path"] == path)
     assert keys["content"] == f" # {text}{KEY} of her laptop\n"
     assert (keys["mode"], keys["owner"], keys["group"]) == ("0600", "operator", "users")
 
@@ -146,15 +146,15 @@ def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
 )
 def test_a_key_that_the_user_adds_after_the_plan_is_not_lost(document: Any, exclusive: bool, expected: Any) -> None:
     ssh = copy.deepcopy(RECORDED)
-    next(one for one in ssh["accounts"] if one["name"] == "operator")["document"] = document
+    next(account for account in ssh["accounts"] if account["name"] == "operator")["document"] = document
     manifest = plan(ssh, admins=[{**OPERATOR, "keys": [KEY]}], exclusive_keys=exclusive)
-    (keys,) = (one for one in result(manifest)["guarded"] if one["path"].endswith("authorized_keys"))
+    (keys,) = (row for row in result(manifest)["guarded"] if row["path"].endswith("authorized_keys"))
     assert keys["expect_sha256"] == expected
     # A change that waits for its confirmation is reverted first.
     manifest = plan(
         ssh, files={accounts.WAITING: file("")}, admins=[{**OPERATOR, "keys": [KEY]}], exclusive_keys=exclusive
     )
-    (keys,) = (one for one in result(manifest)["guarded"] if one["path"].endswith("authorized_keys"))
+    (keys,) = (row for row in result(manifest)["guarded"] if row["path"].endswith("authorized_keys"))
     assert keys["expect_sha256"] is None
 
 
@@ -199,15 +199,15 @@ def test_nothing_is_planned_where_the_accounts_are_unknown() -> None:
 def test_root_under_another_name_is_named() -> None:
     ssh = copy.deepcopy(RECORDED)
     assert plan(ssh).notes == ()
-    next(one for one in ssh["accounts"] if one["name"] == "operator")["uid"] = 0
+    next(account for account in ssh["accounts"] if account["name"] == "operator")["uid"] = 0
     (note,) = plan(ssh).notes
     assert note.startswith("operator has the user id 0 and is therefore root under another name")
 
 
 @pytest.mark.parametrize(("sudo", "rule"), [("password", "ada ALL=(ALL:ALL) ALL\n"), ("none", None)])
 def test_an_admin_who_is_absent_has_no_rule_and_a_rule_can_be_left_out(sudo: str, rule: str | None) -> None:
-    there = {accounts.SUDO: file("of an earlier run", mode="0440")}
-    manifest = plan(files=there, admins=[ADA, {**OPERATOR, "state": "absent"}], sudo=sudo)
+    files = {accounts.SUDO: file("of an earlier run", mode="0440")}
+    manifest = plan(files=files, admins=[ADA, {**OPERATOR, "state": "absent"}], sudo=sudo)
     content = guarded(manifest)[accounts.SUDO]
     assert (content or "").partition("\n")[2] == (rule or "")
     assert (content is None) == (rule is None)
@@ -245,13 +245,13 @@ def test_an_exclusive_list_without_keys_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["link", "file", "other"])
 def test_what_is_no_directory_in_the_place_of_the_folder_is_refused(kind: str) -> None:
     ssh = copy.deepcopy(RECORDED)
-    next(one for one in ssh["accounts"] if one["name"] == "operator")["folder"] = kind
+    next(account for account in ssh["accounts"] if account["name"] == "operator")["folder"] = kind
     assert "operator: /home/operator/.ssh is " in plan(ssh, admins=[OPERATOR]).refusals[0]
 
 
 def test_keys_that_cannot_be_read_are_refused_and_not_replaced() -> None:
     ssh = copy.deepcopy(RECORDED)
-    row = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    row = next(account for account in ssh["accounts"] if account["name"] == "operator")
     row |= {"document": None, "document_problem": "/home/operator/.ssh/authorized_keys is a named pipe, not a file"}
     (refusal,) = plan(ssh, admins=[OPERATOR]).refusals
     assert "operator: /home/operator/.ssh/authorized_keys is a named pipe" in refusal
@@ -270,7 +270,7 @@ def test_admins_with_a_locked_account_can_log_in_without_pam() -> None:
 def test_the_password_of_this_login_stays_without_a_key() -> None:
     ssh = copy.deepcopy(RECORDED)
     ssh["login"] = {"user": "root", "address": "192.0.2.1", "port": 22}
-    root = next(one for one in ssh["accounts"] if one["name"] == "root")
+    root = next(account for account in ssh["accounts"] if account["name"] == "root")
     root |= {"password": "none", "keys": []}
     assert "root" not in result(plan(ssh))["lock"]
     root["keys"] = [{"type": "ssh-ed25519", "bits": 256, "blob": "AAAA", "options": ""}]
@@ -290,21 +290,21 @@ def test_unneeded_passwords_are_locked() -> None:
 def test_a_settled_node_is_left_alone() -> None:
     ssh = copy.deepcopy(RECORDED)
     first = plan(ssh, admins=[{**OPERATOR, "keys": []}], sudo="password")
-    texts = {one.path: one.content or "" for one in first.files}
-    there: dict[str, Any] = {path: file(text) for path, text in texts.items()}
-    there[accounts.SUDO] = file(guarded(first)[accounts.SUDO] or "", mode="0440")
-    there[accounts.ROLE.folder] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
+    texts = {file.path: file.content or "" for file in first.files}
+    files: dict[str, Any] = {path: file(text) for path, text in texts.items()}
+    files[accounts.SUDO] = file(guarded(first)[accounts.SUDO] or "", mode="0440")
+    files[accounts.ROLE.folder] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
     live = {sysctl_path(name): f"{value}\n" for name, value in SETTINGS.items()}
-    settled = plan(ssh, files=there, texts=live, admins=[OPERATOR], sudo="password")
+    settled = plan(ssh, files=files, texts=live, admins=[OPERATOR], sudo="password")
     assert not settled.pending, settled.pending_reasons
     other = {**live, sysctl_path("kernel.kptr_restrict"): "0\n"}
-    (reason,) = plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").pending_reasons
+    (reason,) = plan(ssh, files=files, texts=other, admins=[OPERATOR], sudo="password").pending_reasons
     assert reason == "/proc/sys/kernel/kptr_restrict is 0, not 1"
     unset = plan(
-        ssh, files={**there, SYSCTL: {"kind": "absent"}}, texts=other, admins=[OPERATOR], sudo="password", sysctl=False
+        ssh, files={**files, SYSCTL: {"kind": "absent"}}, texts=other, admins=[OPERATOR], sudo="password", sysctl=False
     )
     assert (unset.pending, unset.kernel_values, by_path(unset, SYSCTL).content) == (False, {}, None)
-    waits = {**there, accounts.WAITING: file("")}
+    waits = {**files, accounts.WAITING: file("")}
     assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").pending
 
 
@@ -317,23 +317,23 @@ def keys_of(text: str | None) -> set[str]:
 def test_no_kernel_setting_is_set_by_two_roles(tuned: dict[str, Any]) -> None:
     """Also of those that the node's owner requests: kernel_tuning has them, and accounts leaves them alone."""
     kernel_tuning = planned("kernel_tuning", LARGE_NODE, sysctl=tuned, fleet_size=1000)
-    kernel = next(one.content for one in kernel_tuning.files if one.path == TUNED)
+    kernel = next(file.content for file in kernel_tuning.files if file.path == TUNED)
     mine = plan(tuned=tuned)
-    own = keys_of(next(one.content for one in mine.files if one.path == SYSCTL))
+    keys = keys_of(next(file.content for file in mine.files if file.path == SYSCTL))
     assert len(keys_of(kernel)) > 8 - len(tuned)
-    assert not keys_of(kernel) & own
-    assert own == SETTINGS.keys() - tuned.keys()
-    assert (mine.kernel_values or {}).keys() == {sysctl_path(name) for name in own}
+    assert not keys_of(kernel) & keys
+    assert keys == SETTINGS.keys() - tuned.keys()
+    assert (mine.kernel_values or {}).keys() == {sysctl_path(name) for name in keys}
 
 
 def test_a_pattern_of_kernel_settings_has_one_owner_too() -> None:
     manifest = plan(tuned={"net.ipv4.conf.*.accept_redirects": "1"})
-    own = keys_of(next(one.content for one in manifest.files if one.path == SYSCTL))
-    assert SETTINGS.keys() - own == {f"net.ipv4.conf.{name}.accept_redirects" for name in ("all", "default")}
+    keys = keys_of(next(file.content for file in manifest.files if file.path == SYSCTL))
+    assert SETTINGS.keys() - keys == {f"net.ipv4.conf.{name}.accept_redirects" for name in ("all", "default")}
 
 
 def test_nothing_that_hurts_a_gpu_node_is_set_and_each_exception_is_explained() -> None:
-    content = next(one.content or "" for one in plan().files if one.path == SYSCTL)
+    content = next(file.content or "" for file in plan().files if file.path == SYSCTL)
     lines = [line for line in content.splitlines() if line and not line.startswith("#")]
     names = {line.partition(" = ")[0] for line in lines}
     for exception, why in EXCEPTIONS.items():
@@ -381,9 +381,9 @@ def test_an_admin_user_of_a_directory_needs_no_key_in_a_file() -> None:
     ssh["effective"] = ssh["effective"].replace("authorizedkeyscommand none", command)
     manifest = plan(ssh, admins=admins)
     assert manifest.refusals == ()
-    found = result(manifest)
-    assert (found["create"], [name for name in found["lock"] if name == "lena"]) == ([], [])
-    assert not [one for one in found["guarded"] if "/nfs/home" in one["path"]]
+    values = result(manifest)
+    assert (values["create"], [name for name in values["lock"] if name == "lena"]) == ([], [])
+    assert not [row for row in values["guarded"] if "/nfs/home" in row["path"]]
 
 
 def test_in_check_mode_an_admin_user_may_come_with_the_directory() -> None:

@@ -59,8 +59,8 @@ def test_what_another_file_has_is_not_added_again() -> None:
 
 
 def test_the_roles_own_file_does_not_count() -> None:
-    own = entry(components="contrib non-free non-free-firmware", file=OWN)
-    assert len(added(entry(), own)) == 1
+    role_entry = entry(components="contrib non-free non-free-firmware", file=OWN)
+    assert len(added(entry(), role_entry)) == 1
 
 
 def test_an_entry_that_stands_twice_is_added_once() -> None:
@@ -85,7 +85,7 @@ def test_what_is_not_the_running_releases_archive_is_left_alone(other: dict[str,
 
 
 @pytest.mark.parametrize(
-    "own",
+    "archive",
     [
         entry(suites="oldstable", origins=origin("oldstable", codename="bookworm")),
         entry(suites="bookworm", options={}),
@@ -95,5 +95,5 @@ def test_what_is_not_the_running_releases_archive_is_left_alone(other: dict[str,
     ],
     ids=["by suite name", "no key named", "list of mirrors", "key inside", "re-signed mirror"],
 )
-def test_the_running_releases_archive_is_known_in_all_its_forms(own: dict[str, Any]) -> None:
-    assert [stanza[2] for stanza in added(own)] == ["contrib non-free non-free-firmware"]
+def test_the_running_releases_archive_is_known_in_all_its_forms(archive: dict[str, Any]) -> None:
+    assert [stanza[2] for stanza in added(archive)] == ["contrib non-free non-free-firmware"]

@@ -26,14 +26,14 @@ def state(texts: dict[str, str] | None = None, facts: dict[str, Any] | None = No
     return node(texts=texts or {}, facts={"virtualization": "none", **NAME, **(facts or {})}, **more)
 
 
-def plan(there: NodeState | None = None, others: dict[str, Any] | None = None, **changes: Any) -> Manifest:
-    found = there if there is not None else state()
+def plan(machine: NodeState | None = None, others: dict[str, Any] | None = None, **changes: Any) -> Manifest:
+    known = machine if machine is not None else state()
     requested = settings_of("base", **{"state": "present", **changes})
-    return compared(base.ROLE.plan(found, requested, context_of(others)), found)
+    return compared(base.ROLE.plan(known, requested, context_of(others)), known)
 
 
-def removal(there: NodeState) -> Manifest:
-    return base.ROLE.plan(there, settings_of("base", state="absent"), context_of({"base": {"state": "absent"}}))
+def removal(machine: NodeState) -> Manifest:
+    return base.ROLE.plan(machine, settings_of("base", state="absent"), context_of({"base": {"state": "absent"}}))
 
 
 def text(manifest: Manifest, path: str) -> str:
@@ -44,28 +44,28 @@ def text(manifest: Manifest, path: str) -> str:
 
 def test_a_site_that_sets_nothing_changes_nothing() -> None:
     manifest = plan(state({base.HOSTS: HOSTS, base.CHRONY["apt"]: CHRONY}))
-    assert {one.path for one in manifest.files if one.content is not None} == set()
+    assert {file.path for file in manifest.files if file.content is not None} == set()
     assert manifest.packages is not None
     assert (manifest.packages.install, manifest.units, manifest.commands) == ((), (), ())
 
 
 def test_the_name_leads_to_the_address_and_a_removal_restores_the_file() -> None:
-    there = state({base.HOSTS: HOSTS})
-    found = text(plan(there, address="10.0.0.7", hosts={"store": "10.0.0.9"}), base.HOSTS)
-    lines = [line for line in found.split("\n") if line and not line.startswith("#")]
+    machine = state({base.HOSTS: HOSTS})
+    hosts = text(plan(machine, address="10.0.0.7", hosts={"store": "10.0.0.9"}), base.HOSTS)
+    lines = [line for line in hosts.split("\n") if line and not line.startswith("#")]
     # The other names of a loopback line stay on a loopback address.
     assert lines == ["::1 localhost ip6-localhost", "127.0.0.1 localhost builder", "10.0.0.7 gpu01", "10.0.0.9 store"]
-    again = plan(state({base.HOSTS: found}), address="10.0.0.7", hosts={"store": "10.0.0.9"})
-    assert text(again, base.HOSTS) == found
-    assert text(removal(state({base.HOSTS: found})), base.HOSTS) == HOSTS
+    again = plan(state({base.HOSTS: hosts}), address="10.0.0.7", hosts={"store": "10.0.0.9"})
+    assert text(again, base.HOSTS) == hosts
+    assert text(removal(state({base.HOSTS: hosts})), base.HOSTS) == HOSTS
     # Nothing is set any more: the role's lines are removed.
-    assert text(plan(state({base.HOSTS: found})), base.HOSTS) == HOSTS
+    assert text(plan(state({base.HOSTS: hosts})), base.HOSTS) == HOSTS
 
 
 def test_a_full_name_has_its_short_form() -> None:
-    found = text(plan(state({base.HOSTS: HOSTS}), hostname="gpu01.example.com", address="10.0.0.7"), base.HOSTS)
-    assert "10.0.0.7 gpu01.example.com gpu01\n" in found
-    assert "#gpunode# 127.0.1.1 gpu01.example.com gpu01\n" in found
+    hosts = text(plan(state({base.HOSTS: HOSTS}), hostname="gpu01.example.com", address="10.0.0.7"), base.HOSTS)
+    assert "10.0.0.7 gpu01.example.com gpu01\n" in hosts
+    assert "#gpunode# 127.0.1.1 gpu01.example.com gpu01\n" in hosts
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "gpu01", "10.0.0"])  # noqa: S104
@@ -91,27 +91,27 @@ def test_a_member_of_a_cluster_is_not_renamed() -> None:
 
 
 def test_the_sites_time_servers_replace_those_of_the_distribution() -> None:
-    there = state({base.CHRONY["apt"]: CHRONY}, installed={"chrony": "4.3-2", "systemd-timesyncd": "252"})
-    manifest = plan(there, ntp_servers=["ntp1.example.com", "pool ntp.example.com"])
-    found = text(manifest, base.CHRONY["apt"])
-    active = [line for line in found.split("\n") if line and not line.startswith("#")]
+    machine = state({base.CHRONY["apt"]: CHRONY}, installed={"chrony": "4.3-2", "systemd-timesyncd": "252"})
+    manifest = plan(machine, ntp_servers=["ntp1.example.com", "pool ntp.example.com"])
+    content = text(manifest, base.CHRONY["apt"])
+    active = [line for line in content.split("\n") if line and not line.startswith("#")]
     assert active == [
         "sourcedir /etc/chrony/sources.d",
         "driftfile /var/lib/chrony/chrony.drift",
         "server ntp1.example.com iburst",
         "pool ntp.example.com iburst",
     ]
-    assert [(one.name, one.enabled, one.state) for one in manifest.units] == [("chrony.service", True, "restarted")]
+    assert [(unit.name, unit.enabled, unit.state) for unit in manifest.units] == [("chrony.service", True, "restarted")]
     assert isinstance(manifest.result, base.BaseResult)
     assert manifest.result.synchronized == ("chronyc", "waitsync", "60", "0.1", "0", "1")
     assert manifest.packages is not None
     assert "systemd-timesyncd" in manifest.packages.remove
-    assert text(removal(state({base.CHRONY["apt"]: found})), base.CHRONY["apt"]) == CHRONY
+    assert text(removal(state({base.CHRONY["apt"]: content})), base.CHRONY["apt"]) == CHRONY
 
 
 def test_a_container_has_the_clock_of_its_host() -> None:
-    there = state({base.CHRONY["apt"]: CHRONY}, {"virtualization": "docker"}, installed={"chrony": "4.3-2"})
-    manifest = plan(there, ntp_servers=["ntp1.example.com"])
+    machine = state({base.CHRONY["apt"]: CHRONY}, {"virtualization": "docker"}, installed={"chrony": "4.3-2"})
+    manifest = plan(machine, ntp_servers=["ntp1.example.com"])
     assert manifest.units == ()
     assert isinstance(manifest.result, base.BaseResult)
     assert manifest.result.synchronized == ()
@@ -132,23 +132,23 @@ def test_the_program_that_owns_the_resolver_gets_the_servers(
     link: dict[str, Any] | None, units: list[dict[str, Any]], path: str, expected: str
 ) -> None:
     files = {base.RESOLV: link} if link else {}
-    there = state({} if link else {base.RESOLV: RESOLVER}, {"units": units}, files=files)
-    manifest = plan(there, dns_servers=["10.0.0.2"], dns_search=["example.com"])
+    machine = state({} if link else {base.RESOLV: RESOLVER}, {"units": units}, files=files)
+    manifest = plan(machine, dns_servers=["10.0.0.2"], dns_search=["example.com"])
     assert manifest.refusals == ()
     assert expected in text(manifest, path).split("\n")
-    written = {one.path for one in manifest.files if one.content is not None}
+    written = {file.path for file in manifest.files if file.content is not None}
     assert written & {base.RESOLVED, base.NETWORK_MANAGER, base.RESOLV} == {path}
 
 
 def test_a_resolver_of_an_unknown_program_is_refused() -> None:
-    there = state(files={base.RESOLV: {"kind": "link", "target": "/run/resolvconf/resolv.conf"}})
-    (refusal,) = plan(there, dns_servers=["10.0.0.2"]).refusals
+    machine = state(files={base.RESOLV: {"kind": "link", "target": "/run/resolvconf/resolv.conf"}})
+    (refusal,) = plan(machine, dns_servers=["10.0.0.2"]).refusals
     assert "/run/resolvconf/resolv.conf" in refusal
 
 
 def test_the_proxy_reaches_apt_logins_and_services() -> None:
-    there = state({base.ENVIRONMENT: "EDITOR=vi\n"})
-    manifest = plan(there, proxy_http="http://proxy:3128", no_proxy=["localhost", ".example.com", "10.0.0.0/8"])
+    machine = state({base.ENVIRONMENT: "EDITOR=vi\n"})
+    manifest = plan(machine, proxy_http="http://proxy:3128", no_proxy=["localhost", ".example.com", "10.0.0.0/8"])
     assert "EDITOR=vi\n" in text(manifest, base.ENVIRONMENT)
     for name in ("http_proxy", "HTTPS_PROXY"):
         assert f'{name}="http://proxy:3128"\n' in text(manifest, base.ENVIRONMENT)
@@ -162,9 +162,9 @@ def test_the_proxy_reaches_apt_logins_and_services() -> None:
 
 def test_a_password_in_a_proxy_is_in_no_diff_and_no_message() -> None:
     manifest = plan(proxy_http="http://user:secret@proxy:3128")
-    named = [one for one in manifest.files if "secret" in (one.content or "")]
-    assert {one.path for one in named} == {base.ENVIRONMENT, base.SYSTEMD, base.APT_PROXY}
-    assert all(one.private for one in named)
+    named = [file for file in manifest.files if "secret" in (file.content or "")]
+    assert {file.path for file in named} == {base.ENVIRONMENT, base.SYSTEMD, base.APT_PROXY}
+    assert all(file.private for file in named)
     assert [note for note in manifest.notes if "readable by all users" in note]
     with pytest.raises(UsageError) as caught:
         plan(proxy_http="user:secret@proxy")
@@ -178,9 +178,9 @@ def docker(started: float, **info: Any) -> dict[str, Any]:
 def test_dockerd_is_restarted_for_a_new_proxy_only_if_no_container_ends() -> None:
     setting: dict[str, Any] = {"proxy_http": "http://proxy:3128"}
     idle = plan(state(**docker(10.0, running=0)), **setting)
-    assert [(one.name, one.state) for one in idle.units] == [("docker.service", "restarted")]
+    assert [(unit.name, unit.state) for unit in idle.units] == [("docker.service", "restarted")]
     kept = plan(state(**docker(10.0, running=2, live_restore=True)), **setting)
-    assert [one.name for one in kept.units] == ["docker.service"]
+    assert [unit.name for unit in kept.units] == ["docker.service"]
     busy = plan(state(**docker(10.0, running=2)), **setting)
     assert busy.units == ()
     assert "containers would end" in busy.restarts["docker.service"]
@@ -202,22 +202,22 @@ def test_certificates_that_are_not_listed_any_more_are_removed_and_a_key_is_refu
 
 def test_name_time_zone_and_locale_are_set_only_if_they_differ() -> None:
     sync = {"synchronized": True, "service": None, "timezone": "Etc/UTC"}
-    there = state({"/etc/default/locale": 'LANG="C.UTF-8"\n'}, {"time_sync": sync})
-    same = plan(there, hostname="gpu01", timezone="Etc/UTC", locale="C.UTF-8")
+    machine = state({"/etc/default/locale": 'LANG="C.UTF-8"\n'}, {"time_sync": sync})
+    same = plan(machine, hostname="gpu01", timezone="Etc/UTC", locale="C.UTF-8")
     assert (same.commands, [reason for reason in same.pending_reasons if "not" in reason and "/" not in reason]) == (
         (),
         [],
     )
-    other = plan(there, hostname="gpu02", timezone="Europe/Berlin", locale="de_DE.UTF-8")
-    assert [one.argv[0] for one in other.commands] == ["hostnamectl", "timedatectl", "locale-gen", "localectl"]
+    other = plan(machine, hostname="gpu02", timezone="Europe/Berlin", locale="de_DE.UTF-8")
+    assert [command.argv[0] for command in other.commands] == ["hostnamectl", "timedatectl", "locale-gen", "localectl"]
     assert "de_DE.UTF-8 UTF-8\n" in text(other, base.LOCALE_GEN)
 
 
 def test_messages_are_forwarded_with_a_queue() -> None:
     manifest = plan(syslog_server="logs.example.com:6514", syslog_protocol="tls")
-    found = text(manifest, base.SYSLOG)
-    assert 'target="logs.example.com" port="6514" protocol="tcp"' in found
-    assert 'streamDriverPermittedPeers="logs.example.com"' in found
+    content = text(manifest, base.SYSLOG)
+    assert 'target="logs.example.com" port="6514" protocol="tcp"' in content
+    assert 'streamDriverPermittedPeers="logs.example.com"' in content
     assert "ForwardToSyslog=yes\n" in text(manifest, base.JOURNAL)
     assert manifest.packages is not None
     assert {"rsyslog", "rsyslog-gnutls"} <= set(manifest.packages.install)
@@ -237,7 +237,7 @@ def test_the_directory_is_a_change_that_a_new_login_confirms() -> None:
     assert (by_path(manifest, base.SSSD).mode, by_path(manifest, base.SSSD).private) == ("0600", True)
     assert "AuthorizedKeysCommand /usr/bin/sss_ssh_authorizedkeys\n" in text(manifest, base.SSHD)
     assert manifest.guarded is not None
-    assert {one.path for one in manifest.files if one.phase == "guarded"} == {base.SSSD, base.SSHD}
+    assert {file.path for file in manifest.files if file.phase == "guarded"} == {base.SSSD, base.SSHD}
     assert [note for note in manifest.notes if "is on no mount of storage_mounts" in note]
     home = {"path": "/nfs/home", "type": "nfs", "source": "store:/home"}
     quiet = plan(others={"storage": {"mounts": [home]}}, **LDAP, ldap_home="/nfs/home/%u")
@@ -254,10 +254,10 @@ def test_an_option_of_the_site_replaces_the_roles() -> None:
 
 
 def test_a_file_that_sssd_gave_to_its_group_is_left_so() -> None:
-    there = state({base.SSSD: "x"})
-    there.files[base.SSSD] = there.files[base.SSSD].model_copy(update={"mode": "0640", "group": "sssd"})
-    found = by_path(plan(there, **LDAP), base.SSSD)
-    assert (found.mode, found.group) == ("0640", "sssd")
+    machine = state({base.SSSD: "x"})
+    machine.files[base.SSSD] = machine.files[base.SSSD].model_copy(update={"mode": "0640", "group": "sssd"})
+    sssd = by_path(plan(machine, **LDAP), base.SSSD)
+    assert (sssd.mode, sssd.group) == ("0640", "sssd")
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_removal_is_confirmed_by_a_login_too_and_stops_sssd() -> None:
-    there = state({base.SSSD: "x", base.SSHD: "y"}, {"units": [unit("sssd.service")]})
-    manifest = removal(there)
+    machine = state({base.SSSD: "x", base.SSHD: "y"}, {"units": [unit("sssd.service")]})
+    manifest = removal(machine)
     assert by_path(manifest, base.SSHD).phase == "guarded"
     assert manifest.guarded is not None
     # Its package is gone by then.
     assert "sssd.service" not in str(manifest.guarded.activate)
-    assert [(one.name, one.state) for one in manifest.units] == [("sssd.service", "stopped")]
+    assert [(unit.name, unit.state) for unit in manifest.units] == [("sssd.service", "stopped")]

@@ -42,11 +42,11 @@ def test_a_file_of_containerd_that_has_it_or_cannot_take_it_stays(text: str) -> 
 def test_the_record_has_the_command_and_the_digests_of_the_files_that_exist(tmp_path: Path) -> None:
     config, drop_in, record = tmp_path / "config.toml", tmp_path / "99-nvidia.toml", tmp_path / "sums"
     config.write_text("version = 2\n")
-    for there in (False, True):
-        head = f"# nvidia-ctk 'a b' %s {there}"
-        drop_in.write_text("x") if there else None
+    for exists in (False, True):
+        head = f"# nvidia-ctk 'a b' %s {exists}"
+        drop_in.write_text("x") if exists else None
         done = subprocess.run([*RECORDED, head, config, drop_in, record], check=True, capture_output=True, timeout=30)
         text = record.read_text()
         assert (text.splitlines()[0], done.stdout) == (head, b"")
-        assert (_recorded(text, str(drop_in)) is not None) is there
+        assert (_recorded(text, str(drop_in)) is not None) is exists
         assert _recorded(text, str(config)) == hashlib.sha256(config.read_bytes()).hexdigest()

@@ -109,18 +109,18 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     assert manifest.packages is not None
     assert manifest.packages.manager == "dnf"
     assert ("cuda-toolkit-12-9" in manifest.packages.hold, cuda.PREFERENCES in contents(manifest)) == (True, False)
-    there = node({"cuda-toolkit-12-9": "12.9.1-1"}, dnf=True, facts=facts)
-    loose = [reason for reason in toolkits(there).pending_reasons if reason.startswith("not locked")]
+    machine = node({"cuda-toolkit-12-9": "12.9.1-1"}, dnf=True, facts=facts)
+    loose = [reason for reason in toolkits(machine).pending_reasons if reason.startswith("not locked")]
     assert loose == ["not locked: cuda-toolkit-12-9-0:12.9.1-1.*"]
 
 
 @pytest.mark.parametrize("role", ["cuda", "dcgm"])
 def test_with_dnf_the_plugin_that_obeys_locks_comes_where_it_is_missing(role: str) -> None:
     facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
-    there = node(dnf=True, facts=facts)
-    assert there.dnf is not None
-    without = there.model_copy(update={"dnf": there.dnf.model_copy(update={"versionlock": False})})
-    for state, expected in ((there, False), (without, True)):
+    machine = node(dnf=True, facts=facts)
+    assert machine.dnf is not None
+    without = machine.model_copy(update={"dnf": machine.dnf.model_copy(update={"versionlock": False})})
+    for state, expected in ((machine, False), (without, True)):
         packages = (toolkits(state) if role == "cuda" else dcgm_planned(state)).packages
         assert packages is not None
         assert packages.manager == "dnf"
@@ -141,8 +141,8 @@ def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -
     without = toolkits(node(TOOLKIT, dnf=True, facts=facts))
     assert (default_of(without), [note for note in without.notes if cuda.ROOT in note] != []) == (None, True)
     assert toolkits(node(dnf=True, facts=facts)).notes == ()
-    there = node(TOOLKIT, dnf=True, facts=facts, files=with_link("/usr/local/cuda-13.0"))
-    assert default_of(toolkits(there)) == "/usr/local/cuda-12.9"
+    machine = node(TOOLKIT, dnf=True, facts=facts, files=with_link("/usr/local/cuda-13.0"))
+    assert default_of(toolkits(machine)) == "/usr/local/cuda-12.9"
 
 
 def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
@@ -156,10 +156,10 @@ def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
 
 def test_absent_with_dnf_removes_what_is_locked_and_new() -> None:
     texts = {cuda.ROLE.record: "bash\ncuda-nvcc-12-9\n"}
-    there = node({"cuda-nvcc-12-9": "12.9.86-1", "cuda-crt-12-9": "12.9.86-1", "cuda-x-12-9": "1-1"}, texts, dnf=True)
-    assert there.dnf is not None
+    machine = node({"cuda-nvcc-12-9": "12.9.86-1", "cuda-crt-12-9": "12.9.86-1", "cuda-x-12-9": "1-1"}, texts, dnf=True)
+    assert machine.dnf is not None
     locks = ("cuda-nvcc-12-9-0:12.9.86-1.*", "cuda-crt-12-9-0:12.9.86-1.*", "cuda-x-12-9-0:2-1.*")
-    locked = there.model_copy(update={"dnf": there.dnf.model_copy(update={"locks": locks})})
+    locked = machine.model_copy(update={"dnf": machine.dnf.model_copy(update={"locks": locks})})
     manifest = planned("cuda", locked, state="absent")
     assert manifest.packages is not None
     assert manifest.packages.manager == "dnf"
@@ -241,12 +241,12 @@ def test_dcgm_of_dnf_comes_whatever_its_epoch_is_and_is_locked() -> None:
     assert manifest.packages is not None
     assert manifest.packages.manager == "dnf"
     assert {entry.partition("=")[2] for entry in manifest.packages.install} == {"*4.*"}
-    there = dict.fromkeys(DCGM, "4.6.0-1")
-    state = node(there, dnf=True, facts={**facts, "units": [UNIT], **LOADED})
+    installed = dict.fromkeys(DCGM, "4.6.0-1")
+    state = node(installed, dnf=True, facts={**facts, "units": [UNIT], **LOADED})
     packages = dcgm_planned(state).packages
     assert packages is not None
     assert packages.manager == "dnf"
-    lines = lock_lines(there, packages.hold)
+    lines = lock_lines(installed, packages.hold)
     assert f"{dcgm.CORE}-0:4.6.0-1.*" in lines
     assert any(reason.startswith("not locked: ") for reason in dcgm_planned(state).pending_reasons)
     assert state.dnf is not None

@@ -26,9 +26,9 @@ SETTINGS: dict[str, Any] = {
 NOTHING: dict[str, Any] = {"live_restore": False, "log_max_size": "", "log_max_files": 0, "shm_size": ""}
 
 
-def daemon_request(given: dict[str, Any], text: str | None, **more: Any) -> DaemonRequest:
+def daemon_request(settings: dict[str, Any], text: str | None, **more: Any) -> DaemonRequest:
     """What these settings alone request."""
-    return request_of(DockerSettings.model_validate({**NOTHING, **given}), text, **more)
+    return request_of(DockerSettings.model_validate({**NOTHING, **settings}), text, **more)
 
 
 def written(merged: MergedDaemon) -> str:

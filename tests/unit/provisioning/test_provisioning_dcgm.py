@@ -65,12 +65,14 @@ def test_dcgm_3_is_removed_and_the_exporter_of_4_stays(stack: Stack) -> None:
 
 
 def test_parts_for_another_cuda_go_and_other_parts_move_along(stack: Stack) -> None:
-    there = at("1:4.5.1-1", f"{STEM}-core", f"{STEM}-cuda12", f"{STEM}-proprietary-cuda12", f"{STEM}-multinode-cuda12")
-    there |= at("1:4.5.1-1", f"{STEM}-dev", f"{STEM}-multinode")
-    plan = planned(stack, there)
+    installed = at(
+        "1:4.5.1-1", f"{STEM}-core", f"{STEM}-cuda12", f"{STEM}-proprietary-cuda12", f"{STEM}-multinode-cuda12"
+    )
+    installed |= at("1:4.5.1-1", f"{STEM}-dev", f"{STEM}-multinode")
+    plan = planned(stack, installed)
     assert plan.purge == tuple(sorted([f"{STEM}-cuda12", f"{STEM}-multinode-cuda12", f"{STEM}-proprietary-cuda12"]))
     assert plan.names == (*FOUR, f"{STEM}-dev", f"{STEM}-multinode")
-    assert planned(stack, {**there, **at("1:4.5.1-1", f"{STEM}-cuda-all")}).purge == ()
+    assert planned(stack, {**installed, **at("1:4.5.1-1", f"{STEM}-cuda-all")}).purge == ()
 
 
 def test_the_closed_parts_are_a_choice(stack: Stack) -> None:

@@ -26,14 +26,14 @@ UNIT = Unit(name="u.service", load="loaded", active="active", sub="running", ena
 def why(
     manifest: dict[str, Any], state: NodeState | None = None, files: dict[str, dict[str, Any]] | None = None
 ) -> tuple[str, ...]:
-    there = state or node()
+    machine = state or node()
     more = {path: FileState.model_validate(row) for path, row in (files or {}).items()}
-    there = there.model_copy(update={"files": {**there.files, **more}})
-    return compared(Manifest(role="x", **manifest), there).pending_reasons
+    machine = machine.model_copy(update={"files": {**machine.files, **more}})
+    return compared(Manifest(role="x", **manifest), machine).pending_reasons
 
 
 @pytest.mark.parametrize(
-    ("there", "words"),
+    ("actual", "words"),
     [
         (GOOD, None),
         ({**GOOD, "sha256": "0" * 64}, "differs"),
@@ -45,9 +45,9 @@ def why(
         (None, "could not be determined"),
     ],
 )
-def test_each_difference_of_a_file_is_pending(there: dict[str, Any] | None, words: str | None) -> None:
-    found = why({"files": (ManagedFile(path=PATH, content="text\n"),)}, files={PATH: there} if there else {})
-    assert (words is None and found == ()) or (words is not None and len(found) == 1 and words in found[0])
+def test_each_difference_of_a_file_is_pending(actual: dict[str, Any] | None, words: str | None) -> None:
+    reasons = why({"files": (ManagedFile(path=PATH, content="text\n"),)}, files={PATH: actual} if actual else {})
+    assert (words is None and reasons == ()) or (words is not None and len(reasons) == 1 and words in reasons[0])
 
 
 def test_a_file_that_has_to_go_is_pending_while_it_is_there() -> None:
@@ -93,8 +93,8 @@ def test_each_difference_of_packages_is_pending(apt: dict[str, Any], words: str 
     change = Transaction(
         manager="apt", install=("libcuda1=580.*",), hold=("libcuda*",), unhold=("linux-image",), remove=("old-*",)
     )
-    found = why({"packages": change}, with_apt(**{"installed": {"libcuda1": "580.1-1"}, **apt}))
-    assert (words is None and found == ()) or (words is not None and any(words in line for line in found)), found
+    reasons = why({"packages": change}, with_apt(**{"installed": {"libcuda1": "580.1-1"}, **apt}))
+    assert (words is None and reasons == ()) or (words is not None and any(words in line for line in reasons)), reasons
 
 
 def test_a_package_manager_that_is_unknown_is_pending() -> None:
@@ -131,12 +131,12 @@ def test_each_difference_on_a_node_with_dnf_is_pending(dnf: dict[str, Any], word
     state = node({"a": "1-1"}, dnf=True)
     assert state.dnf is not None
     known = DnfState.model_validate({**state.dnf.model_dump(), **dnf})
-    found = why({"packages": change}, state.model_copy(update={"dnf": known}))
-    assert (words is None and found == ()) or (words is not None and found == (words,))
+    reasons = why({"packages": change}, state.model_copy(update={"dnf": known}))
+    assert (words is None and reasons == ()) or (words is not None and reasons == (words,))
 
 
 @pytest.mark.parametrize(
-    ("requested", "there", "words"),
+    ("requested", "actual", "words"),
     [
         ({"enabled": True, "state": "started"}, {}, None),
         ({"enabled": True}, {"enabled": "disabled"}, "is not enabled"),
@@ -149,14 +149,14 @@ def test_each_difference_on_a_node_with_dnf_is_pending(dnf: dict[str, Any], word
     ],
 )
 def test_each_difference_of_a_unit_is_pending(
-    requested: dict[str, Any], there: dict[str, Any], words: str | None
+    requested: dict[str, Any], actual: dict[str, Any], words: str | None
 ) -> None:
     state = node()
-    facts = state.facts.model_copy(update={"units": (UNIT.model_copy(update=there),)})
-    found = why({"units": (UnitState(name="u.service", **requested),)}, state.model_copy(update={"facts": facts}))
-    assert (words is None and found == ()) or (words is not None and len(found) == 1 and words in found[0])
+    facts = state.facts.model_copy(update={"units": (UNIT.model_copy(update=actual),)})
+    reasons = why({"units": (UnitState(name="u.service", **requested),)}, state.model_copy(update={"facts": facts}))
+    assert (words is None and reasons == ()) or (words is not None and len(reasons) == 1 and words in reasons[0])
 
 
 def test_the_roles_own_reasons_come_first() -> None:
-    found = why({"pending_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, files={PATH: GOOD})
-    assert found == ("own", f"{PATH} must be removed")
+    reasons = why({"pending_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, files={PATH: GOOD})
+    assert reasons == ("own", f"{PATH} must be removed")

@@ -319,8 +319,8 @@ def test_users_are_added_once(settled: NodeState) -> None:
     manifest = planned("docker", settled, users=["operator"])
     assert [command.argv for command in manifest.commands] == [("gpasswd", "--add", "operator", "docker")]
     assert set(manifest.pending_reasons) == {"operator is not in the group docker", f"{USERS} is missing"}
-    there = settled.model_copy(update={"engine": {**RUNS, "group": ["operator"]}})
-    again = planned("docker", there, users=["operator"])
+    machine = settled.model_copy(update={"engine": {**RUNS, "group": ["operator"]}})
+    again = planned("docker", machine, users=["operator"])
     assert (again.pending_reasons, again.commands) == ((), ())
 
 
@@ -336,8 +336,8 @@ def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settle
 
 def data(kind: str, owner: int = 0) -> Context:
     """A run with the answer about /scratch/docker."""
-    place: dict[str, Any] = {"kind": kind, "mode": None, "owner": owner, "entries": None, "mounts": [], "users": []}
-    return context(answers={DATA_ROOT: {"paths": {"/scratch/docker": place}}})
+    folder: dict[str, Any] = {"kind": kind, "mode": None, "owner": owner, "entries": None, "mounts": [], "users": []}
+    return context(answers={DATA_ROOT: {"paths": {"/scratch/docker": folder}}})
 
 
 @pytest.mark.parametrize(
@@ -371,10 +371,10 @@ def test_a_socket_that_is_open_to_the_network_is_reported(settled: NodeState) ->
     assert "tcp://0.0.0.0:2375" in planned("docker", open_one).notes[0]
 
 
-@pytest.mark.parametrize("there", [{}, {DAEMON: FOREIGN}], ids=["no file", "a file that all users read"])
-def test_a_proxys_password_is_for_root_alone(there: dict[str, str]) -> None:
+@pytest.mark.parametrize("texts", [{}, {DAEMON: FOREIGN}], ids=["no file", "a file that all users read"])
+def test_a_proxys_password_is_for_root_alone(texts: dict[str, str]) -> None:
     def mode(proxy: str) -> str:
-        manifest = planned("docker", node(DEBIAN, there), daemon={"proxies": {"https-proxy": proxy}})
+        manifest = planned("docker", node(DEBIAN, texts), daemon={"proxies": {"https-proxy": proxy}})
         return by_path(manifest, DAEMON).mode
 
     assert (mode("http://proxy:3128"), mode("http://me:secret@proxy:3128")) == ("0644", "0600")
@@ -422,7 +422,7 @@ def test_absent_leaves_the_containerd_of_kubelet(settled: NodeState, kubelet: bo
     assert ({"containerd", "containerd.io"} <= {*manifest.packages.remove_new}) is not kubelet
     assert ("containerd" in manifest.packages.never) is kubelet
     # It stays in the record: a removal that comes later, without kubelet, removes it.
-    assert any(one.path == BEFORE for one in manifest.files) is not kubelet
+    assert any(file.path == BEFORE for file in manifest.files) is not kubelet
     manual = ("apt-mark", "manual", "containerd")
     assert any(command.argv == manual for command in manifest.commands) is kubelet
     assert special(manifest).data == (("/var/lib/docker",) if kubelet else ("/var/lib/docker", "/var/lib/containerd"))

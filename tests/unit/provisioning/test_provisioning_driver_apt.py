@@ -146,19 +146,19 @@ def test_what_dpkg_left_half_done_of_the_driver_is_to_be_done(debian: dict[str, 
 
 
 def test_another_branch_leaves_what_a_bare_node_would_get(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    question = asked(there, stack_of(there, version="595"))
+    facts = with_driver(bare, "580.95.05")
+    question = asked(facts, stack_of(facts, version="595"))
     assert question.fresh
     assert "libcuda1" in question.closure
-    same = asked(there, stack_of(there, version="580.178.04"))
+    same = asked(facts, stack_of(facts, version="580.178.04"))
     assert ("libcuda1" in same.closure, same.fresh) == (True, False)
 
 
 def test_the_other_flavour_removes_the_module(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    stack = stack_of(there, flavour="proprietary")
+    facts = with_driver(bare, "580.95.05")
+    stack = stack_of(facts, flavour="proprietary")
     assert stack["driver"]["version"] == "580.95.05"
-    assert asked(there, stack).remove == ("nvidia-kernel-open-dkms",)
+    assert asked(facts, stack).remove == ("nvidia-kernel-open-dkms",)
 
 
 def test_another_source_takes_every_package_of_the_first(debian: dict[str, Any]) -> None:
@@ -170,17 +170,17 @@ def test_another_source_takes_every_package_of_the_first(debian: dict[str, Any])
 
 
 def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    stack = stack_of(there, version="580.178.04")
-    apt = {**apt_of(there), "installed": {**apt_of(there)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
-    question = asked(there, stack, apt)
+    facts = with_driver(bare, "580.95.05")
+    stack = stack_of(facts, version="580.178.04")
+    apt = {**apt_of(facts), "installed": {**apt_of(facts)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
+    question = asked(facts, stack, apt)
     assert question.remove == ("nvidia-driver-pinning-580.95.05",)
-    apt["installed"] = {**apt_of(there)["installed"], "nvidia-driver-pinning-580": "580-1"}
-    assert asked(there, stack, apt).remove == ()
+    apt["installed"] = {**apt_of(facts)["installed"], "nvidia-driver-pinning-580": "580-1"}
+    assert asked(facts, stack, apt).remove == ()
 
 
 @pytest.mark.parametrize(
-    ("there", "installs", "chosen"),
+    ("installed", "installs", "chosen"),
     [
         ({}, (), "nvidia-headless-open"),
         ({"nvidia-dkms-open": "595.91.07-1ubuntu1"}, (), "nvidia-dkms-open"),
@@ -190,15 +190,15 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
     ids=["a bare node", "one that has the other", "apt answered so", "one that has both"],
 )
 def test_of_alternatives_that_one_counts_that_is_there(
-    bare: dict[str, Any], there: dict[str, str], installs: tuple[str, ...], chosen: str
+    bare: dict[str, Any], installed: dict[str, str], installs: tuple[str, ...], chosen: str
 ) -> None:
     noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
     stack = stack_of(noble, version="595")
     answer = {"install": dict.fromkeys(installs, "595.91.07-1ubuntu1")}
-    case = apt_plan(noble, {**APT, "installed": there}, stack, answer)
+    case = apt_plan(noble, {**APT, "installed": installed}, stack, answer)
     assert {name for name in bound_of(case.question) if "open" in name} == {chosen}
-    question = asked(noble, stack, {**APT, "installed": there})
-    if not there:
+    question = asked(noble, stack, {**APT, "installed": installed})
+    if not installed:
         assert question.alternatives == {"nvidia-headless-open": ("nvidia-dkms-open",)}
 
 
@@ -293,38 +293,38 @@ def test_messages_of_apt_become_named_refusals(bare: dict[str, Any], output: str
 
 
 def test_holds_of_others_at_another_version_are_refused_and_our_own_are_not(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05", held=True)
-    stack = stack_of(there, version="580.178.04")
-    names = [package["name"] for package in there["packages"]]
-    assert names_of(refused(there, stack, {})) == ["held-packages"]
-    assert refused(there, stack, {}, switch=True) == []
-    assert refused(there, stack, {}, {"own_holds": names}) == []
-    assert refused(there, stack_of(there), {}) == []
+    facts = with_driver(bare, "580.95.05", held=True)
+    stack = stack_of(facts, version="580.178.04")
+    names = [package["name"] for package in facts["packages"]]
+    assert names_of(refused(facts, stack, {})) == ["held-packages"]
+    assert refused(facts, stack, {}, switch=True) == []
+    assert refused(facts, stack, {}, {"own_holds": names}) == []
+    assert refused(facts, stack_of(facts), {}) == []
 
 
 def test_a_transaction_that_would_remove_other_packages_is_refused(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    stack = stack_of(there, version="595")
+    facts = with_driver(bare, "580.95.05")
+    stack = stack_of(facts, version="595")
     going = ["libcuda1", "nvidia-kernel-open-dkms", "nvidia-container-toolkit", "a-users-tool"]
-    (line,) = refused(there, stack, {"remove": going})
+    (line,) = refused(facts, stack, {"remove": going})
     assert line.startswith("would-remove: apt would remove a-users-tool, nvidia-container-toolkit, ")
 
 
 def test_two_versions_are_named_one_by_one(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    there["packages"][2] = package("nvidia-fabricmanager", "580.178.04")
-    plan = planned(there, stack_of(there))
+    facts = with_driver(bare, "580.95.05")
+    facts["packages"][2] = package("nvidia-fabricmanager", "580.178.04")
+    plan = planned(facts, stack_of(facts))
     assert plan.wrong_versions == ["nvidia-fabricmanager 580.178.04"]
     assert "nvidia-fabricmanager" in plan.missing
 
 
 def test_a_mixture_of_versions_without_a_request_is_not_decided(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    there["packages"][1] = package("nvidia-kernel-open-dkms", "580.178.04")
-    there["packages"].append(package("nvidia-kernel-dkms", "580.95.05"))
-    (line,) = resolved_of(there).problems
+    facts = with_driver(bare, "580.95.05")
+    facts["packages"][1] = package("nvidia-kernel-open-dkms", "580.178.04")
+    facts["packages"].append(package("nvidia-kernel-dkms", "580.95.05"))
+    (line,) = resolved_of(facts).problems
     assert line.startswith("mixed-versions: ")
-    assert resolved_of(there, version="580.178.04").problems == ()
+    assert resolved_of(facts, version="580.178.04").problems == ()
 
 
 def test_a_conflict_is_reported_in_the_roles_terms(bare: dict[str, Any]) -> None:
@@ -335,23 +335,23 @@ def test_a_conflict_is_reported_in_the_roles_terms(bare: dict[str, Any]) -> None
 
 
 def test_the_loaded_module_determines_the_reason_to_reboot(bare: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.178.04")
-    there["loaded_driver"] = {"version": "580.95.05", "flavour": "open"}
-    plan = planned(there, stack_of(there))
+    facts = with_driver(bare, "580.178.04")
+    facts["loaded_driver"] = {"version": "580.95.05", "flavour": "open"}
+    plan = planned(facts, stack_of(facts))
     (reason,) = plan.reboot_reasons
     assert reason.startswith("module 580.95.05 is loaded, 580.178.04 is installed (no process uses a GPU, ")
-    there["gpu_processes"] = [{"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]
-    (reason,) = planned(there, stack_of(there)).reboot_reasons
+    facts["gpu_processes"] = [{"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]
+    (reason,) = planned(facts, stack_of(facts)).reboot_reasons
     assert reason == "module 580.95.05 is loaded, 580.178.04 is installed"
-    there["gpu_processes"] = None
-    assert list(planned(there, stack_of(there)).reboot_reasons) == [reason]
+    facts["gpu_processes"] = None
+    assert list(planned(facts, stack_of(facts)).reboot_reasons) == [reason]
     assert not plan.loadable
 
 
 def test_removal_takes_the_closure_of_whichever_source(bare: dict[str, Any], debian: dict[str, Any]) -> None:
-    there = with_driver(bare, "580.95.05")
-    gone = removed(there, {**apt_of(there), "installed": {"nvidia-driver-pinning-580": "1", "bash": "5"}})
-    assert list(gone.remove) == sorted([*(row["name"] for row in there["packages"]), "nvidia-driver-pinning-580"])
+    facts = with_driver(bare, "580.95.05")
+    gone = removed(facts, {**apt_of(facts), "installed": {"nvidia-driver-pinning-580": "1", "bash": "5"}})
+    assert list(gone.remove) == sorted([*(row["name"] for row in facts["packages"]), "nvidia-driver-pinning-580"])
     assert "nvidia-kernel-dkms" in removed(debian, apt_of(debian)).remove
 
 
@@ -361,8 +361,8 @@ def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, 
     held = [*kernel, modules[1], "libnvidia-compute-580-server"]
     apt = {**APT, "installed": dict.fromkeys([*held, *modules], "1"), "held": held, "own_holds": held}
     version = "580.178.04-0ubuntu0.24.04.1"
-    there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
-    gone = removed(there, apt)
+    facts = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
+    gone = removed(facts, apt)
     assert list(gone.remove) == sorted(["libnvidia-compute-580-server", *modules])
     assert list(gone.unhold) == kernel
 
@@ -370,19 +370,19 @@ def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, 
 def test_ubuntus_modules_go_in_the_transaction_that_brings_another_source(bare: dict[str, Any]) -> None:
     modules = ["linux-modules-nvidia-580-server-open-6.8.0-60-generic", "linux-modules-nvidia-580-server-open-generic"]
     version = "580.178.04-0ubuntu0.24.04.1"
-    there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
+    facts = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
     apt = {**APT, "installed": dict.fromkeys([*modules, "libnvidia-compute-580-server", "bash"], "1")}
-    assert planned(there, stack_of(bare), apt).question.remove == (*sorted(["libnvidia-compute-580-server", *modules]),)
+    assert planned(facts, stack_of(bare), apt).question.remove == (*sorted(["libnvidia-compute-580-server", *modules]),)
 
 
 def test_what_was_held_for_a_removed_driver_is_unheld(bare: dict[str, Any]) -> None:
     kernel, driver_package = "linux-image-generic", "libcuda1"
-    there = with_driver(bare, "580.95.05", held=True)
-    installed = {**apt_of(there)["installed"], kernel: "6.8.0-60.63", "bash": "5"}
+    facts = with_driver(bare, "580.95.05", held=True)
+    installed = {**apt_of(facts)["installed"], kernel: "6.8.0-60.63", "bash": "5"}
     apt = {"installed": installed, "held": [kernel, driver_package, "bash"], "own_holds": [kernel, driver_package]}
-    assert planned(there, stack_of(there), apt).change.unhold == (kernel,)
-    assert removed(there, {**apt_of(there), **apt}).unhold == (kernel,)
-    assert planned(there, stack_of(there), {**apt, "held": ["bash"]}).change.unhold == ()
+    assert planned(facts, stack_of(facts), apt).change.unhold == (kernel,)
+    assert removed(facts, {**apt_of(facts), **apt}).unhold == (kernel,)
+    assert planned(facts, stack_of(facts), {**apt, "held": ["bash"]}).change.unhold == ()
 
 
 def test_a_kernel_without_signed_modules_is_named(hwe: dict[str, Any]) -> None:
@@ -395,8 +395,8 @@ def test_a_kernel_without_signed_modules_is_named(hwe: dict[str, Any]) -> None:
 
 def test_a_branch_that_apt_knows_to_be_transitional_is_named_with_what_it_installs(hwe: dict[str, Any]) -> None:
     stack = stack_of(hwe, source="ubuntu", version="570")
-    there = ["580.173.02", "580.159.03"]
-    answer = {"lacking": {"nvidia-utils-570-server": there}, "common": there, "constraint": "570.*"}
+    versions = ["580.173.02", "580.159.03"]
+    answer = {"lacking": {"nvidia-utils-570-server": versions}, "common": versions, "constraint": "570.*"}
     (line,) = refused(hwe, stack, answer)
     assert line.startswith("closure-lags: branch 570 is transitional")
     assert line.endswith("nvidia_driver_version: 580")

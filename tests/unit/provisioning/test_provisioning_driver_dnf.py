@@ -43,8 +43,8 @@ def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
     facts = facts_of(BUNDLE)
     system = {"id": "rocky", "version_id": version, "codename": None, "pretty_name": f"Rocky Linux {version}"}
     bare = {"pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None, "kernels": []}
-    found: dict[str, Any] = {**facts, "os": {**facts["os"], **system, "id_like": ["rhel"]}, **bare, **changes}
-    return found
+    machine: dict[str, Any] = {**facts, "os": {**facts["os"], **system, "id_like": ["rhel"]}, **bare, **changes}
+    return machine
 
 
 def stack_of(facts: dict[str, Any], version: str = "580.95.05", **requests: Any) -> dict[str, Any]:
@@ -103,29 +103,29 @@ def test_nvidias_repository_checks_signatures() -> None:
 
 
 def test_rhel_10_has_a_key_of_its_own() -> None:
-    found = offer(version="10.0")
-    assert found.archive is not None
-    assert found.archive.key.endswith("/rhel10/x86_64/CDF6BA43.pub")
-    assert found.archive.sha256.startswith("afbea87d")
-    assert found.problems == ()
+    repository = offer(version="10.0")
+    assert repository.archive is not None
+    assert repository.archive.key.endswith("/rhel10/x86_64/CDF6BA43.pub")
+    assert repository.archive.sha256.startswith("afbea87d")
+    assert repository.problems == ()
 
 
 def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
     key = tmp_path / "key.asc"
     key.write_text(ARMOUR, encoding="ascii")
-    found = offer(url="http://mirror/repos", key=str(key), proxy="http://proxy:3128")
-    lines = found.files[PATHS["repository"]].splitlines()
+    repository = offer(url="http://mirror/repos", key=str(key), proxy="http://proxy:3128")
+    lines = repository.files[PATHS["repository"]].splitlines()
     assert {f"gpgkey=file://{PATHS['key']}", "proxy=http://proxy:3128"} <= set(lines)
-    assert found.archive is not None
-    assert found.archive.key == str(key)
-    assert found.problems == ()
+    assert repository.archive is not None
+    assert repository.archive.key == str(key)
+    assert repository.problems == ()
 
 
 def test_a_key_of_a_mirror_is_known_by_its_fingerprint() -> None:
-    found = offer(url="http://mirror/repos")
-    assert found.problems == ()
-    assert found.archive is not None
-    assert found.archive.fingerprints
+    repository = offer(url="http://mirror/repos")
+    assert repository.problems == ()
+    assert repository.archive is not None
+    assert repository.archive.fingerprints
 
 
 def test_old_files_go_and_mixed_ones_are_refused() -> None:
@@ -136,9 +136,9 @@ def test_old_files_go_and_mixed_ones_are_refused() -> None:
         {"id": "site", "file": "/etc/yum.repos.d/all.repo", "urls": ["http://site/"]},
     ]
     assert offer({"repositories": [alone]}).old_lists == (alone["file"],)
-    found = offer({"repositories": mixed})
-    assert found.old_lists == ()
-    assert found.problems[0].startswith("repository-twice: /etc/yum.repos.d/all.repo")
+    repository = offer({"repositories": mixed})
+    assert repository.old_lists == ()
+    assert repository.problems[0].startswith("repository-twice: /etc/yum.repos.d/all.repo")
 
 
 # --- the driver
@@ -215,8 +215,8 @@ def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> No
     line = dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0"))).question.line
 
     def bound(name: str) -> bool:
-        return any(fnmatch(name, one) for one in line["names"]) and not any(
-            fnmatch(name, one) for one in line["except"]
+        return any(fnmatch(name, pattern) for pattern in line["names"]) and not any(
+            fnmatch(name, pattern) for pattern in line["except"]
         )
 
     for name in ("modprobe", "persistenced", "kmod-common", "driver-common", "driver-cuda", "fabricmanager"):
@@ -257,8 +257,8 @@ def test_messages_of_dnf_become_named_refusals(output: str, name: str) -> None:
 def test_all_of_the_closure_goes_and_the_stream_with_it() -> None:
     facts, state = with_driver(["nvidia-driver-cuda", "nvidia-kmod-common"])
     state["streams"] = {"nvidia-driver": "580-open"}
-    there = NodeState(facts=NodeFacts.model_validate(facts), apt=None, dnf=DnfState.model_validate(state))
-    change = dnf.removal(there, keep_headers=False)
+    machine = NodeState(facts=NodeFacts.model_validate(facts), apt=None, dnf=DnfState.model_validate(state))
+    change = dnf.removal(machine, keep_headers=False)
     assert change.remove == ("nvidia-driver-cuda", "nvidia-kmod-common")
     assert change.reset == "nvidia-driver"
 
@@ -324,9 +324,9 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
         def do_transaction(self) -> None:
             done.append("changed")
 
-    found: dict[str, Any] = {"install": {"nvidia-driver-cuda": "1"}, "remove": [], "stream": None}
+    changes: dict[str, Any] = {"install": {"nvidia-driver-cuda": "1"}, "remove": [], "stream": None}
     monkeypatch.setattr(transaction, "configured", lambda _question, _folder: Base())
-    monkeypatch.setattr(transaction, "resolved", lambda _base, _question: dict(found))
+    monkeypatch.setattr(transaction, "resolved", lambda _base, _question: dict(changes))
     monkeypatch.setattr(transaction, "fetch", lambda _base: done.append("fetched"))
     monkeypatch.setattr(transaction, "note", lambda _path, _names: done.append("remembered"))
     monkeypatch.setattr(transaction, "LOCKLIST", str(tmp_path / "list"))

@@ -27,9 +27,9 @@ OPTIONS = ["exec-opt", "live-restore", "log-opt", "registry-mirror", "insecure-r
     ],
 )
 def test_an_installed_engine_is_known_by_its_package(package: str, version: str, source: str, number: str) -> None:
-    found = installed_engine({package: version, "runc": "1.1.5", "bash": "5.2"})
-    assert (found.source, found.package, found.version) == (source, package, number)
-    assert found.packages == tuple(sorted([package, "runc"]))
+    engine = installed_engine({package: version, "runc": "1.1.5", "bash": "5.2"})
+    assert (engine.source, engine.package, engine.version) == (source, package, number)
+    assert engine.packages == tuple(sorted([package, "runc"]))
 
 
 @pytest.mark.parametrize("installed", [None, {}, {"runc": "1.1", "containerd": "1.6", "podman": "4.3"}])
@@ -62,8 +62,8 @@ def test_without_an_engine_every_field_is_empty(installed: dict[str, str] | None
 def test_what_an_engine_does_with_cdi_goes_by_its_version(
     engine: str, version: str | None, cdi: str | None, gids: bool | None
 ) -> None:
-    found = engine_support(version, engine)
-    assert (found.cdi, found.additional_gids) == (cdi, gids)
+    support = engine_support(version, engine)
+    assert (support.cdi, support.additional_gids) == (cdi, gids)
 
 
 def test_an_unknown_engine_is_named() -> None:
@@ -107,7 +107,7 @@ def test_running_containers_and_gpu_processes_stand_against_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "command", "found"),
+    ("text", "command", "addresses"),
     [
         (None, "/usr/sbin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock", []),
         ('{"hosts": ["unix:///run/docker.sock", "tcp://10.0.0.5:2376"]}', "", ["tcp://10.0.0.5:2376"]),
@@ -115,5 +115,5 @@ def test_running_containers_and_gpu_processes_stand_against_a_restart() -> None:
         ('{"hosts": "tcp://x"}', None, []),
     ],
 )
-def test_tcp_sockets_are_found_where_they_are_set(text: str | None, command: str | None, found: list[str]) -> None:
-    assert tcp_addresses(text, command) == found
+def test_tcp_sockets_are_found_where_they_are_set(text: str | None, command: str | None, addresses: list[str]) -> None:
+    assert tcp_addresses(text, command) == addresses

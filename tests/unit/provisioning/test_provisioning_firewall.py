@@ -30,9 +30,15 @@ def service(**changes: Any) -> dict[str, Any]:
     return {"name": "web", "protocol": "tcp", "ports": ["80"], "networks": ["any"], **changes}
 
 
-def packet_filter(own: str | None = None) -> dict[str, Any]:
-    tables = ["inet gpunode"] if own else []
-    return {"tables": tables, "refusing": tables, "ipv4_refused": bool(own), "ipv6_refused": bool(own), "own": own}
+def packet_filter(table: str | None = None) -> dict[str, Any]:
+    tables = ["inet gpunode"] if table else []
+    return {
+        "tables": tables,
+        "refusing": tables,
+        "ipv4_refused": bool(table),
+        "ipv6_refused": bool(table),
+        "own": table,
+    }
 
 
 def bare(installed: dict[str, str] | None = None, **facts: Any) -> NodeState:
@@ -52,13 +58,13 @@ def guarded(manifest: Manifest) -> RevertibleChange:
     return manifest.guarded
 
 
-def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed: str = OWN) -> NodeState:
+def settled(state: NodeState, manifest: Manifest, table: str | None = OWN, listed: str = OWN) -> NodeState:
     """The node with the manifest's files, its unit, and a table that is listed as OWN."""
     digest = hashlib.sha256((by_path(manifest, RULES).content or "").encode()).hexdigest()
-    there = after(manifest, state)
-    document = there.model_dump()
+    machine = after(manifest, state)
+    document = machine.model_dump()
     document["contents"][LOADED] = f"{digest}  -\n{listed}  -\n"
-    document["facts"]["packet_filter"] = packet_filter(own)
+    document["facts"]["packet_filter"] = packet_filter(table)
     document["facts"]["units"] = [*(document["facts"]["units"] or ()), unit(UNIT)]
     return NodeState.model_validate(document)
 
@@ -85,9 +91,9 @@ def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed:
     ],
 )
 def test_what_is_wrong_is_named_and_refused(changes: dict[str, Any], problem: str) -> None:
-    assert any(problem in one for one in policy(**changes).problems), policy(**changes).problems
+    assert any(problem in line for line in policy(**changes).problems), policy(**changes).problems
     manifest = requested(bare(), **changes)
-    assert any(problem in one for one in manifest.refusals)
+    assert any(problem in line for line in manifest.refusals)
     assert manifest.questions == {}
 
 
@@ -160,9 +166,9 @@ def test_the_controllers_own_address_must_be_allowed() -> None:
 
 
 def test_nft_judges_new_rules_before_anything_changes() -> None:
-    asked = requested(bare(), answers={})
-    assert asked.questions["rules"].kind == "nft_check"
-    assert "chain input" in asked.questions["rules"].body["text"]
+    unanswered = requested(bare(), answers={})
+    assert unanswered.questions["rules"].kind == "nft_check"
+    assert "chain input" in unanswered.questions["rules"].body["text"]
     rejected = requested(bare(), answers={"rules": {"error": "syntax error, unexpected string"}})
     assert "syntax error" in rejected.refusals[0]
     # Without nft on the node there is nobody to ask yet: the file is validated when it is written.
@@ -173,8 +179,8 @@ def test_nft_judges_new_rules_before_anything_changes() -> None:
     assert guarded(check).checks == ()
     # In check mode the folder is not made, so that nft could not be shown the file in it.
     assert FOLDER in {folder.path for folder in first.folders}
-    there = planned("firewall", bare(), context(check=True, answers=ANSWER), **SETTINGS)
-    assert guarded(there).checks == ()
+    preview = planned("firewall", bare(), context(check=True, answers=ANSWER), **SETTINGS)
+    assert guarded(preview).checks == ()
     made = node(INSTALLED, files={FOLDER: {"kind": "folder", "mode": "0755"}}, facts={"packet_filter": packet_filter()})
     run = context(check=True, answers=ANSWER)
     shown = planned("firewall", made, run, **SETTINGS, require_controller=False)
@@ -216,8 +222,8 @@ def test_an_enabled_ufw_is_another_owner_of_the_policy(conf: str | None, refused
     state = bare(units=[unit("ufw.service")])
     document = state.model_dump()
     document["contents"]["/etc/ufw/ufw.conf"] = conf
-    found = requested(NodeState.model_validate(document)).refusals
-    assert ["ufw disable" in line for line in found] == [True] * refused
+    refusals = requested(NodeState.model_validate(document)).refusals
+    assert ["ufw disable" in line for line in refusals] == [True] * refused
 
 
 @pytest.mark.parametrize("name", ["vxlan.calico", "vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "virbr0"])
@@ -225,7 +231,7 @@ def test_traffic_from_overlays_and_guests_is_left_to_its_owner(name: str) -> Non
     """Names: projectcalico/calico felix dataplanedefs and docs.rke2.io (NetworkManager); libvirt.org formatnetwork."""
     interfaces = settings_of("firewall")["container_interfaces"]
     text = contents(requested(bare(), container_interfaces=interfaces))[RULES] or ""
-    fitting = [one for one in interfaces if fnmatchcase(name, one)]
+    fitting = [pattern for pattern in interfaces if fnmatchcase(name, pattern)]
     assert fitting
     assert f'iifname "{fitting[0]}" accept' in text.partition("chain forward")[2]
 
@@ -308,15 +314,15 @@ def test_a_settled_node_is_not_asked_and_nothing_is_pending() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "listed", "reason"),
+    ("table", "listed", "reason"),
     [
         (None, OWN, "the table gpunode is not loaded"),
         ("b" * 64, OWN, "the table gpunode was changed since it was loaded"),
     ],
 )
-def test_rules_that_the_kernel_lost_are_pending(own: str | None, listed: str, reason: str) -> None:
+def test_rules_that_the_kernel_lost_are_pending(table: str | None, listed: str, reason: str) -> None:
     manifest = requested(bare())
-    assert requested(settled(bare(), manifest, own, listed), answers={}).pending_reasons == (reason,)
+    assert requested(settled(bare(), manifest, table, listed), answers={}).pending_reasons == (reason,)
 
 
 def test_the_first_load_watches_and_reverts_to_nothing_and_later_ones_to_the_old_file() -> None:
@@ -333,7 +339,7 @@ def test_the_table_comes_back_when_the_distributions_unit_starts_and_flushes_it(
     manifest = requested(bare())
     drop_in = by_path(manifest, FOLLOWED).content or ""
     assert f"--no-block try-reload-or-restart {UNIT}" in drop_in
-    assert {one.phase for one in manifest.files} == {"guarded"}
+    assert {file.phase for file in manifest.files} == {"guarded"}
 
 
 def test_packages_of_both_managers() -> None:
@@ -351,11 +357,11 @@ def test_absent_removes_all_of_it() -> None:
     gone = planned("firewall", state, context(), state="absent")
     assert {file.path for file in gone.files if file.content is None} >= {RULES, FOLLOWED}
     assert "the table gpunode is loaded" in gone.pending_reasons
-    assert [(one.name, one.state, one.phase) for one in gone.units] == [(UNIT, "stopped", "before")]
+    assert [(unit.name, unit.state, unit.phase) for unit in gone.units] == [(UNIT, "stopped", "before")]
     facts = state.facts.model_copy(update={"units": ()})
     orphan = planned("firewall", state.model_copy(update={"facts": facts}), context(), state="absent")
     # nft goes with its package.
-    assert [(one.argv[-1], one.phase) for one in orphan.commands] == [(REMOVE, "before")]
+    assert [(command.argv[-1], command.phase) for command in orphan.commands] == [(REMOVE, "before")]
     assert planned("firewall", bare(), context(), state="absent").pending_reasons == ()
 
 

@@ -65,8 +65,8 @@ def test_the_inventory_has_the_variables_of_the_roles_that_differ_from_their_def
         "base": {"state": "present", "ldap_bind_password": "secret"},
         "preflight": {"gpunode_expect": {"gpus": 8}, "gpunode_image": True, "gpunode_roles": ["base"]},
     }
-    found = plan(node(), others, seal=True)
-    file = file_of(found, INVENTORY)
+    manifest = plan(node(), others, seal=True)
+    file = file_of(manifest, INVENTORY)
     assert (file.mode, file.private) == ("0600", True), "it may have passwords"
     host = json.loads(file.content or "")["gpu_nodes"]["hosts"]["localhost"]
     assert host == {
@@ -77,10 +77,12 @@ def test_the_inventory_has_the_variables_of_the_roles_that_differ_from_their_def
         "gpunode_expect": {"gpus": 8},
         "gpunode_roles": ["base"],
     }
-    assert json.loads(file_of(found, EXPECT).content or "") == {"gpus": 8}
+    assert json.loads(file_of(manifest, EXPECT).content or "") == {"gpus": 8}
     assert file_of(plan(node()), EXPECT).content is None
-    own = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
-    assert json.loads(file_of(plan(node()), INVENTORY).content or "") == {"gpu_nodes": {"hosts": {"localhost": own}}}
+    connection = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+    assert json.loads(file_of(plan(node()), INVENTORY).content or "") == {
+        "gpu_nodes": {"hosts": {"localhost": connection}}
+    }
 
 
 def test_texts_that_look_like_templates_are_literal_at_the_first_boot() -> None:
@@ -98,14 +100,14 @@ def test_keys_of_the_controller_are_copied_into_the_image(tmp_path: Path) -> Non
         plan(node(), others)
     # A packet of a public key (tag 6), as in test_provisioning_rdma.
     key.write_bytes(b"\xc6\x06\x04" + bytes(4) + b"\x01")
-    found = plan(node(), others)
+    manifest = plan(node(), others)
     copied = "/etc/gpunode/first-boot/docker_repository_key.asc"
-    assert (file_of(found, copied).content or "").startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
-    host = json.loads(file_of(found, INVENTORY).content or "")["gpu_nodes"]["hosts"]["localhost"]
+    assert (file_of(manifest, copied).content or "").startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
+    host = json.loads(file_of(manifest, INVENTORY).content or "")["gpu_nodes"]["hosts"]["localhost"]
     assert host["docker_repository_key"] == copied
     assert host["nvidia_repository_key"] == "https://mirror.example/key.asc"
     assert file_of(plan(node()), copied).content is None
-    assert found.refusals == ()
+    assert manifest.refusals == ()
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,11 @@ def test_other_files_of_the_controller_are_refused_while_the_image_is_built(
 
 
 def test_both_units_are_enabled_and_not_started() -> None:
-    found = plan(node())
-    assert [(unit.name, unit.enabled, unit.state) for unit in found.units] == [(UNIT, True, None), (KEYS, True, None)]
+    manifest = plan(node())
+    assert [(unit.name, unit.enabled, unit.state) for unit in manifest.units] == [
+        (UNIT, True, None),
+        (KEYS, True, None),
+    ]
     assert [unit.name for unit in plan(node(())).units] == [UNIT], "no host keys without sshd"
 
 
@@ -148,15 +153,15 @@ def test_other_wheels_are_pending(tmp_path: Path) -> None:
 def test_only_a_sealed_image_loses_its_identity() -> None:
     keys = {"/etc/ssh/ssh_host_ed25519_key": FILE, "/etc/ssh/sshd_config": FILE, "/var/log/journal/0a": FILE}
     assert result(plan(node(files=keys))).forget == ()
-    found = plan(node(files=keys), seal=True)
-    assert result(found).forget == ("/etc/ssh/ssh_host_ed25519_key", "/var/log/journal/0a")
-    assert file_of(found, MACHINE_ID).content == ""
+    manifest = plan(node(files=keys), seal=True)
+    assert result(manifest).forget == ("/etc/ssh/ssh_host_ed25519_key", "/var/log/journal/0a")
+    assert file_of(manifest, MACHINE_ID).content == ""
     assert MACHINE_ID not in {file.path for file in plan(node(files=keys)).files}
 
 
 def test_the_removal_takes_the_environment_too() -> None:
-    there = node(files={VENV: {**FILE, "kind": "folder"}, PROGRAM: FILE})
-    gone = planned("first_boot", there, {"first_boot": {"state": "absent"}})
+    machine = node(files={VENV: {**FILE, "kind": "folder"}, PROGRAM: FILE})
+    gone = planned("first_boot", machine, {"first_boot": {"state": "absent"}})
     assert result(gone).leaves
     assert file_of(gone, PROGRAM).content is None
     assert f"{VENV} must be removed" in gone.pending_reasons
@@ -179,13 +184,13 @@ def test_an_image_gets_packages_files_and_links() -> None:
         marks=(ManagedFile(path="/run/b", content=""),),
         problems=("x",),
     )
-    found = offline(whole)
-    assert found.units == (UnitState(name="a.service", enabled=True),)
-    assert [command.argv for command in found.commands] == [("locale-gen",)]
-    assert (found.modules, found.kernel_values, found.restarts, found.marks) == ((), None, {}, ())
-    assert (found.reboot_reasons, found.problems, found.files) == ((), (), whole.files)
-    assert found.guarded is not None
-    assert (found.guarded.limit_s, found.guarded.activate) == (0, ())
+    image = offline(whole)
+    assert image.units == (UnitState(name="a.service", enabled=True),)
+    assert [command.argv for command in image.commands] == [("locale-gen",)]
+    assert (image.modules, image.kernel_values, image.restarts, image.marks) == ((), None, {}, ())
+    assert (image.reboot_reasons, image.problems, image.files) == ((), (), whole.files)
+    assert image.guarded is not None
+    assert (image.guarded.limit_s, image.guarded.activate) == (0, ())
 
 
 def test_the_builders_kernel_and_devices_are_not_the_images() -> None:
@@ -200,17 +205,17 @@ def test_the_builders_kernel_and_devices_are_not_the_images() -> None:
         "loaded_driver": {"version": "580.95.05", "flavour": "open"},
         "modules": ["nvidia"],
     }
-    found = of_image(state_of(facts)).facts
-    assert [(one.release, one.running) for one in found.kernels or ()] == [("6.1.0-9", False)]
-    assert (found.gpu_processes, found.loaded_driver, found.modules, found.memory) == ((), None, (), None)
+    image = of_image(state_of(facts)).facts
+    assert [(kernel.release, kernel.running) for kernel in image.kernels or ()] == [("6.1.0-9", False)]
+    assert (image.gpu_processes, image.loaded_driver, image.modules, image.memory) == ((), None, (), None)
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role not in {"nvidia_repository", "docker"}])
 def test_each_role_for_images_plans_without_a_machine(role: str) -> None:
     run = context_of({role: {"state": "present"}}, image=True)
-    found = offline(PLANS[role](of_image(node()), settings_of(role, state="present"), run))
-    assert found.kernel_values is None
-    assert not any(unit.state for unit in found.units)
+    image = offline(PLANS[role](of_image(node()), settings_of(role, state="present"), run))
+    assert image.kernel_values is None
+    assert not any(unit.state for unit in image.units)
 
 
 STEP = """#!/bin/sh

@@ -63,15 +63,15 @@ def test_a_node_without_a_program_is_refused() -> None:
 
 
 def test_the_program_is_copied_where_it_differs(program: Path) -> None:
-    given = {"program": str(program)}
-    bare = made(node(), **given)
+    settings = {"program": str(program)}
+    bare = made(node(), **settings)
     assert result(bare).program == str(program)
     assert result(bare).leaving == ()
     same = file(program.read_text(encoding="utf-8"), mode="0755")
     assert same["sha256"] == hashlib.sha256(program.read_bytes()).hexdigest()
-    assert result(made(node(files={PROGRAM: same}), **given)).program == ""
+    assert result(made(node(files={PROGRAM: same}), **settings)).program == ""
     other = {PROGRAM: {**same, "sha256": "0" * 64}, CACHE: {"kind": "folder", "mode": "0755", "entries": 1}}
-    again = made(node(files=other), **given)
+    again = made(node(files=other), **settings)
     assert (result(again).program, result(again).leaving) == (str(program), (CACHE,))
     assert f"{PROGRAM} is not {program}" in again.pending_reasons
 
@@ -116,18 +116,18 @@ def test_a_settled_node_has_nothing_pending() -> None:
     state = node({EXPORTER: "1.5.0-1+b6"}, {INSTALLED: "#!"}, facts={"units": [{"name": TIMER, **unit}]})
     bare = made(state)
     assert installed(bare) == (EXPORTER,)
-    assert [(one.name, one.state) for one in bare.units] == [(TIMER, "restarted"), (EXPORTER_UNIT, "started")]
+    assert [(unit.name, unit.state) for unit in bare.units] == [(TIMER, "restarted"), (EXPORTER_UNIT, "started")]
     units = [{"name": name, **unit} for name in (TIMER, EXPORTER_UNIT)]
     facts = {**state.model_dump()["facts"], "units": units}
     settled = made(after(bare, state, facts=facts))
     assert settled.pending_reasons == ()
-    assert [one.state for one in settled.units] == ["started", "started"]
+    assert [unit.state for unit in settled.units] == ["started", "started"]
 
 
 def test_other_systems_keep_their_own_node_exporter() -> None:
-    found = made(node(texts={INSTALLED: "#!"}, dnf=True))
-    assert installed(found) == ()
-    assert any("--collector.textfile.directory" in note for note in found.notes)
+    manifest = made(node(texts={INSTALLED: "#!"}, dnf=True))
+    assert installed(manifest) == ()
+    assert any("--collector.textfile.directory" in note for note in manifest.notes)
     assert made(node(texts={INSTALLED: "#!"}, dnf=True), node_exporter=False).notes == ()
 
 
@@ -135,9 +135,9 @@ def test_the_exporter_of_dcgm_is_there_only_on_request() -> None:
     without = made(node(texts={INSTALLED: "#!"}))
     assert contents(without)[COUNTERS] is None
     assert DCGM_EXPORTER not in installed(without)
-    found = made(node(texts={INSTALLED: "#!"}), dcgm_exporter=True)
-    assert DCGM_EXPORTER in installed(found)
-    lines = (contents(found)[COUNTERS] or "").splitlines()[1:]
+    manifest = made(node(texts={INSTALLED: "#!"}), dcgm_exporter=True)
+    assert DCGM_EXPORTER in installed(manifest)
+    lines = (contents(manifest)[COUNTERS] or "").splitlines()[1:]
     assert len(lines) == 2 * len(DCGM_METRICS) > 20
     for reason, line in zip(lines[::2], lines[1::2], strict=True):
         assert re.fullmatch(r"# \S.+", reason)
@@ -150,7 +150,7 @@ def test_a_removal_stops_the_timer_and_takes_the_metrics() -> None:
     state = node(texts={SERVICE_FILE: "x"}, facts={"units": [unit]})
     run = context(others={ROLE: {"textfile_directory": "/m"}})
     gone = planned(ROLE, state, run, state="absent", textfile_directory="/m")
-    assert [(one.name, one.state, one.phase) for one in gone.units] == [(TIMER, "stopped", "before")]
+    assert [(unit.name, unit.state, unit.phase) for unit in gone.units] == [(TIMER, "stopped", "before")]
     assert result(gone).leaving == ("/m/gpunode.prom", CACHE)
     assert all(text is None for text in contents(gone).values())
     assert not planned(ROLE, node(), run, state="absent").pending

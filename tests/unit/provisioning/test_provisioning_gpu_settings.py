@@ -66,9 +66,9 @@ def manifest(rules: list[dict[str, Any]], *gpus: dict[str, Any], **more: Any) ->
     return planned("gpu_settings", state, {"gpu_settings": {"rules": rules, **more}})
 
 
-def about_gpus(found: Manifest) -> list[str]:
+def about_gpus(plan: Manifest) -> list[str]:
     """What is pending of the GPUs themselves."""
-    return [reason for reason in found.pending_reasons if re.match("gpu[0-9]", reason)]
+    return [reason for reason in plan.pending_reasons if re.match("gpu[0-9]", reason)]
 
 
 def reported(**settings: Any) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def test_models_become_pci_ids_and_values_numbers() -> None:
     ],
 )
 def test_what_the_card_does_not_support_is_refused_with_its_range(rule: dict[str, Any], words: tuple[str, ...]) -> None:
-    found = manifest([{"gpus": "all", "accounting": True}, {"gpus": "all", **rule}], {})
-    assert len(found.refusals) == 1
-    assert all(word in found.refusals[0] for word in words)
-    assert not found.files
+    plan = manifest([{"gpus": "all", "accounting": True}, {"gpus": "all", **rule}], {})
+    assert len(plan.refusals) == 1
+    assert all(word in plan.refusals[0] for word in words)
+    assert not plan.files
 
 
 def test_the_last_rule_for_a_gpu_wins_setting_by_setting() -> None:
@@ -133,13 +133,13 @@ def test_the_last_rule_for_a_gpu_wins_setting_by_setting() -> None:
         {"gpus": "all", "power_limit": 600, "accounting": True},
         {"gpus": [1], "power_limit": "default"},
     ]
-    found = manifest(rules, {}, {})
-    assert set(about_gpus(found)) == {
+    plan = manifest(rules, {}, {})
+    assert set(about_gpus(plan)) == {
         "gpu0: power limit is 700 W, not 600 W",
         "gpu0: accounting is off, not on",
         "gpu1: accounting is off, not on",
     }
-    assert [(unit.name, unit.state) for unit in found.units] == [(DAEMON, "started"), (UNIT, "restarted")]
+    assert [(unit.name, unit.state) for unit in plan.units] == [(DAEMON, "started"), (UNIT, "restarted")]
 
 
 def test_a_node_that_has_it_all_is_settled() -> None:
@@ -157,23 +157,23 @@ def test_a_node_that_has_it_all_is_settled() -> None:
 
 def test_what_was_refused_is_reported_and_not_tried_again() -> None:
     rules = [{"gpus": "all", "memory_clock_mhz": "max"}]
-    found = manifest(rules, {}, documents=reported(memory_clock_mhz=([2619, 2619], "refused")))
-    assert not about_gpus(found)
-    assert found.notes == ("gpu0: locked memory clock 2619 MHz was refused: why",)
+    plan = manifest(rules, {}, documents=reported(memory_clock_mhz=([2619, 2619], "refused")))
+    assert not about_gpus(plan)
+    assert plan.notes == ("gpu0: locked memory clock 2619 MHz was refused: why",)
 
 
 def test_a_busy_gpu_is_left_alone_and_reported() -> None:
-    found = manifest([{"gpus": "all", "power_limit": 500}], {"processes": TRAINING}, {})
-    assert about_gpus(found) == ["gpu1: power limit is 700 W, not 500 W"]
-    assert found.notes == ("gpu0: power limit is not changed: a process computes on the GPU",)
+    plan = manifest([{"gpus": "all", "power_limit": 500}], {"processes": TRAINING}, {})
+    assert about_gpus(plan) == ["gpu1: power limit is 700 W, not 500 W"]
+    assert plan.notes == ("gpu0: power limit is not changed: a process computes on the GPU",)
 
 
 def test_what_waits_for_a_reset_is_a_reason_for_a_reboot() -> None:
-    found = manifest([{"gpus": "all", "ecc": False}], {"ecc": {"enabled": True, "pending": False}}, {})
-    assert found.reboot_reasons == (
+    plan = manifest([{"gpus": "all", "ecc": False}], {"ecc": {"enabled": True, "pending": False}}, {})
+    assert plan.reboot_reasons == (
         "ECC off of gpu0 takes effect with the next reset of the GPU or restart of the node",
     )
-    assert about_gpus(found) == ["gpu1: ECC is on, not off"]
+    assert about_gpus(plan) == ["gpu1: ECC is on, not off"]
 
 
 def test_a_layout_is_compared_by_the_report_and_the_number_of_devices() -> None:
@@ -192,28 +192,28 @@ def test_a_layout_is_compared_by_the_report_and_the_number_of_devices() -> None:
 
 def test_a_lost_gpu_is_named_and_the_others_are_set() -> None:
     silent = {"power_max_limit_w": None, "power_default_limit_w": None, "errors": ["GPU is lost"]}
-    found = manifest([{"gpus": "all", "power_limit": 500}], silent, {})
-    assert found.refusals == ()
-    assert found.notes == ("gpu0: no setting is applied, the GPU does not respond",)
-    assert about_gpus(found) == ["gpu1: power limit is 700 W, not 500 W"]
+    plan = manifest([{"gpus": "all", "power_limit": 500}], silent, {})
+    assert plan.refusals == ()
+    assert plan.notes == ("gpu0: no setting is applied, the GPU does not respond",)
+    assert about_gpus(plan) == ["gpu1: power limit is 700 W, not 500 W"]
 
 
 def test_an_index_that_the_node_lacks_is_named() -> None:
-    found = manifest([{"gpus": "all", "accounting": True}, {"gpus": [7], "ecc": True}], {"accounting_mode": True})
-    assert found.notes == ("gpu_settings_rules[1].gpus: the node has no such GPU; it has 1",)
+    plan = manifest([{"gpus": "all", "accounting": True}, {"gpus": [7], "ecc": True}], {"accounting_mode": True})
+    assert plan.notes == ("gpu_settings_rules[1].gpus: the node has no such GPU; it has 1",)
 
 
 def test_without_a_driver_everything_is_prepared_and_nothing_started() -> None:
-    found = manifest([{"gpus": "all", "power_limit": 500}])
-    assert {file.path for file in found.files if file.content} == {PROGRAM, UNIT_FILE, SETTINGS}
-    assert {unit.state for unit in found.units} == {None}
+    plan = manifest([{"gpus": "all", "power_limit": 500}])
+    assert {file.path for file in plan.files if file.content} == {PROGRAM, UNIT_FILE, SETTINGS}
+    assert {unit.state for unit in plan.units} == {None}
 
 
 def test_ubuntus_daemon_is_configured_to_keep_gpus_initialised() -> None:
     command = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"
     unit = f"[Unit]\nDescription=NVIDIA\n[Service]\nType=forking\nExecStart={command}\n"
-    found = manifest([{"gpus": "all", "accounting": True}], {}, contents={DAEMON_FILES[1]: unit})
-    text = {file.path: file.content for file in found.files}[DROP_IN]
+    plan = manifest([{"gpus": "all", "accounting": True}], {}, contents={DAEMON_FILES[1]: unit})
+    text = {file.path: file.content for file in plan.files}[DROP_IN]
     assert text is not None
     assert text.endswith(f"ExecStart=\nExecStart={command.replace('--no-', '--')}\n")
 
@@ -221,15 +221,15 @@ def test_ubuntus_daemon_is_configured_to_keep_gpus_initialised() -> None:
 @pytest.mark.parametrize(("rules", "state"), [([], "present"), ([{"gpus": "all", "ecc": True}], "absent")])
 def test_removal_restores_what_was_recorded(rules: list[dict[str, Any]], state: str) -> None:
     recorded = {MEMORY: {"GPU-0": {"power_limit_w": 700.0}}}
-    found = manifest(rules, {"power_limit_w": 500.0}, documents=recorded, state=state)
-    assert {file.content for file in found.files} == {None}
-    assert found.result == GpuSettingsResult(restore=True)
-    assert [(unit.name, unit.enabled) for unit in found.units] == [(UNIT, False)]
+    plan = manifest(rules, {"power_limit_w": 500.0}, documents=recorded, state=state)
+    assert {file.content for file in plan.files} == {None}
+    assert plan.result == GpuSettingsResult(restore=True)
+    assert [(unit.name, unit.enabled) for unit in plan.units] == [(UNIT, False)]
     busy = manifest(rules, {"processes": TRAINING}, documents=recorded, state=state)
     assert "gpu-busy" in busy.refusals[0]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"GPU-0": {"settings": [1]}}}'])
 def test_a_malformed_report_counts_as_none(text: str) -> None:
-    found = manifest([{"gpus": "all", "sm_clock_mhz": 1500}], {}, contents={REPORT: text, MEMORY: text})
-    assert "gpu0: locked SM clock is unknown, not 1500 MHz" in found.pending_reasons
+    plan = manifest([{"gpus": "all", "sm_clock_mhz": 1500}], {}, contents={REPORT: text, MEMORY: text})
+    assert "gpu0: locked SM clock is unknown, not 1500 MHz" in plan.pending_reasons

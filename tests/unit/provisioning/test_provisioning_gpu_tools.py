@@ -33,8 +33,8 @@ def state(installed: tuple[str, ...] = (), loaded: bool = False, **more: Any) ->
 def made(node: NodeState, offered: dict[str, Any] | None = None, **settings: Any) -> Manifest:
     """The plan after the node answered which packages it is offered."""
     answers = {} if offered is None else {"answers": {"offers": {"offered": offered}}}
-    given = {"state": "present", "tools": TOOLS, **settings}
-    return planned("gpu_tools", node, {"gpu_tools": given}, **answers)
+    requested = {"state": "present", "tools": TOOLS, **settings}
+    return planned("gpu_tools", node, {"gpu_tools": requested}, **answers)
 
 
 def result(manifest: Manifest) -> GpuToolsResult:
@@ -43,9 +43,9 @@ def result(manifest: Manifest) -> GpuToolsResult:
 
 
 def test_by_default_nothing_is_installed() -> None:
-    found = planned("gpu_tools", state())
-    assert not [file for file in found.files if file.content is not None]
-    assert found.questions == {}
+    manifest = planned("gpu_tools", state())
+    assert not [file for file in manifest.files if file.content is not None]
+    assert manifest.questions == {}
 
 
 def test_what_is_missing_is_asked_for_and_installed_as_far_as_it_is_offered() -> None:
@@ -53,12 +53,12 @@ def test_what_is_missing_is_asked_for_and_installed_as_far_as_it_is_offered() ->
     assert first.questions["offers"].body == {
         "names": ["nvtop", "linux-perf", "linux-tools-6.1.0-9", "linux-tools-generic"]
     }
-    found = made(state(("htop",)), ALL)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("htop", "linux-perf")
-    assert found.notes == ("nvtop: no configured repository has nvtop; the other tools were installed",)
-    record = next(file for file in found.files if file.path == RECORD)
+    manifest = made(state(("htop",)), ALL)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("htop", "linux-perf")
+    assert manifest.notes == ("nvtop: no configured repository has nvtop; the other tools were installed",)
+    record = next(file for file in manifest.files if file.path == RECORD)
     assert json.loads(record.content or "") == {"programs": ["htop", "perf"]}
 
 
@@ -67,21 +67,21 @@ def test_a_settled_node_is_asked_nothing() -> None:
 
 
 def test_ubuntus_perf_is_that_of_its_kernel() -> None:
-    found = made(state(("htop", "nvtop")), {"linux-tools-6.1.0-9": ["1"], "linux-tools-generic": ["1"]})
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("nvtop", "htop", "linux-tools-6.1.0-9")
+    manifest = made(state(("htop", "nvtop")), {"linux-tools-6.1.0-9": ["1"], "linux-tools-generic": ["1"]})
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("nvtop", "htop", "linux-tools-6.1.0-9")
 
 
 def test_nsight_is_that_of_the_newest_series() -> None:
     offers = {
         f"cuda-nsight-{tool}-{series}": ["1"] for tool in ("systems", "compute") for series in ("12-9", "13-0", "13-2")
     }
-    found = made(state(("htop",)), offers, tools=["htop"], nsight=True)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("htop", "cuda-nsight-systems-13-2", "cuda-nsight-compute-13-2")
-    assert "nvidia-driver*" in found.packages.never
+    manifest = made(state(("htop",)), offers, tools=["htop"], nsight=True)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("htop", "cuda-nsight-systems-13-2", "cuda-nsight-compute-13-2")
+    assert "nvidia-driver*" in manifest.packages.never
     lacking = made(state(("htop",)), {}, tools=["htop"], nsight=True)
     assert "role nvidia_repository" in lacking.notes[0]
 
@@ -107,42 +107,42 @@ def test_an_unknown_tool_or_version_is_named(settings: dict[str, Any], words: st
 
 def test_a_python_tool_is_made_for_its_version_and_linked() -> None:
     node = state(("htop", "python3-venv"))
-    found = made(node, ALL, tools=["htop"], python={"py-spy": "0.4.0"})
-    assert result(found).venvs == (
+    manifest = made(node, ALL, tools=["htop"], python={"py-spy": "0.4.0"})
+    assert result(manifest).venvs == (
         Venv(name="py-spy", path=f"{FOLDER}/py-spy", version="0.4.0", locked=False, programs=("py-spy",)),
     )
-    assert [note for note in found.notes if "without hashes" in note] != []
+    assert [note for note in manifest.notes if "without hashes" in note] != []
     locked = made(node, ALL, tools=["htop"], python={"py-spy": "", "tensorboard": ""})
-    assert [(one.locked, bool(one.version)) for one in result(locked).venvs] == [(True, True)] * 2
+    assert [(venv.locked, bool(venv.version)) for venv in result(locked).venvs] == [(True, True)] * 2
     assert locked.notes == ()
-    place = f"{FOLDER}/py-spy"
+    folder = f"{FOLDER}/py-spy"
     files = {
-        f"{place}/bin/py-spy": {"kind": "file"},
-        f"{LINKS}/py-spy": {"kind": "link", "target": f"{place}/bin/py-spy"},
-        place: {"kind": "folder"},
+        f"{folder}/bin/py-spy": {"kind": "file"},
+        f"{LINKS}/py-spy": {"kind": "link", "target": f"{folder}/bin/py-spy"},
+        folder: {"kind": "folder"},
     }
-    there = state(("htop", "python3-venv"), files=files, contents={f"{place}/gpunode-version": "0.4.0\n"})
-    assert result(made(there, tools=["htop"], python={"py-spy": "0.4.0"})).venvs == ()
-    assert result(made(there, tools=["htop"], python={"py-spy": "0.4.1"})).venvs[0].version == "0.4.1"
-    leaving = made(there, tools=["htop"])
-    assert result(leaving).leaving == (f"{LINKS}/py-spy", place)
+    machine = state(("htop", "python3-venv"), files=files, contents={f"{folder}/gpunode-version": "0.4.0\n"})
+    assert result(made(machine, tools=["htop"], python={"py-spy": "0.4.0"})).venvs == ()
+    assert result(made(machine, tools=["htop"], python={"py-spy": "0.4.1"})).venvs[0].version == "0.4.1"
+    leaving = made(machine, tools=["htop"])
+    assert result(leaving).leaving == (f"{LINKS}/py-spy", folder)
 
 
 def test_who_may_profile_is_a_choice_and_a_reason_for_a_reboot() -> None:
     node = state(("htop",), loaded=True)
-    found = made(node, tools=["htop"], profiling="everybody")
-    text = {file.path: file.content for file in found.files}[OPTIONS]
+    manifest = made(node, tools=["htop"], profiling="everybody")
+    text = {file.path: file.content for file in manifest.files}[OPTIONS]
     assert text is not None
     assert "options nvidia NVreg_RestrictProfilingToAdminUsers=0" in text
-    assert len(found.reboot_reasons) == 1
+    assert len(manifest.reboot_reasons) == 1
     assert made(node, tools=["htop"], profiling="admins").reboot_reasons == ()
     assert made(node, tools=["htop"]).reboot_reasons == ()
 
 
 def test_removal_leaves_what_was_there_before() -> None:
     node = state(("htop", "fio"), contents={ROLE.record: "htop\n", RECORD: "{}"}, files={RECORD: {"kind": "file"}})
-    found = planned("gpu_tools", node, {"gpu_tools": {"state": "absent"}})
-    assert [reason for reason in found.pending_reasons if reason.endswith("must be removed")] == [
+    manifest = planned("gpu_tools", node, {"gpu_tools": {"state": "absent"}})
+    assert [reason for reason in manifest.pending_reasons if reason.endswith("must be removed")] == [
         "fio must be removed",
         f"{RECORD} must be removed",
     ]
@@ -155,10 +155,10 @@ def test_packages_of_the_site_are_in_the_same_transaction_and_leave_with_the_rol
     extra = ["bpftrace=0.17*", "htop"]
     first = made(state(("htop",)), tools=[], gpunode_extra_packages=extra)
     assert first.questions["offers"].body == {"names": ["bpftrace"]}
-    found = made(state(("htop",)), {"bpftrace": ["0.17.0-1"]}, tools=[], gpunode_extra_packages=extra)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("bpftrace=0.17*", "htop")
+    manifest = made(state(("htop",)), {"bpftrace": ["0.17.0-1"]}, tools=[], gpunode_extra_packages=extra)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("bpftrace=0.17*", "htop")
     (line,) = made(state(), {"htop": ["1"]}, tools=[], gpunode_extra_packages=extra).refusals
     assert line.endswith("no configured repository has bpftrace")
     gone = made(state(("htop",)), state="absent", gpunode_extra_packages=extra).packages
@@ -190,16 +190,16 @@ def test_packages_and_files_that_are_none_of_the_sites_are_refused(settings: dic
 
 
 def sited(
-    there: dict[str, str | None], record: str | None, *paths: str, private: bool = False, **settings: Any
+    existing: dict[str, str | None], record: str | None, *paths: str, private: bool = False, **settings: Any
 ) -> dict[str, ManagedFile]:
-    """The files of the manifest with these files of the site, on a node with those in ``there``."""
-    files = {path: {"kind": "absent" if text is None else "file"} for path, text in there.items()}
-    given = [{"path": path, "content": "ours\n", "private": private} for path in paths]
+    """The files of the manifest with these files of the site, on a node with those in ``existing``."""
+    files = {path: {"kind": "absent" if text is None else "file"} for path, text in existing.items()}
+    requested = [{"path": path, "content": "ours\n", "private": private} for path in paths]
     node = state(files=files, contents={SITE_FILES: record})
-    found = made(node, tools=[], gpunode_extra_files=given, **settings)
-    assert not found.refusals
-    own = [file for file in found.files if file.path in {*there, *paths, SITE_FILES}]
-    return {f"{file.path} {file.phase}": file for file in own}
+    manifest = made(node, tools=[], gpunode_extra_files=requested, **settings)
+    assert not manifest.refusals
+    shown = [file for file in manifest.files if file.path in {*existing, *paths, SITE_FILES}]
+    return {f"{file.path} {file.phase}": file for file in shown}
 
 
 def test_files_of_the_site_are_recorded_before_they_are_written_and_removed_if_the_role_made_them() -> None:
@@ -239,10 +239,10 @@ def test_a_text_that_was_private_is_in_no_diff_when_it_becomes_public() -> None:
 
 
 def test_a_text_that_becomes_private_is_recorded_as_private_before_it_is_written() -> None:
-    there: dict[str, str | None] = {"/etc/x": "public\n", "/etc/y": "ours\n"}
-    record = sited(dict.fromkeys(there), None, *there)[f"{SITE_FILES} before"].content
+    existing: dict[str, str | None] = {"/etc/x": "public\n", "/etc/y": "ours\n"}
+    record = sited(dict.fromkeys(existing), None, *existing)[f"{SITE_FILES} before"].content
     # Another file is removed in the same run, after which the final record is written.
-    private = sited(there, record, "/etc/x", private=True)
+    private = sited(existing, record, "/etc/x", private=True)
     early = private[f"{SITE_FILES} before"].content or ""
     assert json.loads(early) == {"/etc/x": False, "/etc/y": False, "private": ["/etc/x"]}
     assert json.loads(private[f"{SITE_FILES} last"].content or "") == {"/etc/x": False, "private": ["/etc/x"]}

@@ -143,11 +143,11 @@ def test_a_value_that_runs_otherwise_is_pending(path: str) -> None:
 
 
 def test_a_setting_that_the_kernel_does_not_know_is_named_and_the_others_are_set() -> None:
-    given = {"vm.nothing": 1, "net.core.somaxconn": 8192}
-    asked = planned(ROLE, metal(), sysctl=given)
-    assert asked.questions["sysctl"].body == {"paths": ["/proc/sys/net/core/somaxconn", "/proc/sys/vm/nothing"]}
+    requested = {"vm.nothing": 1, "net.core.somaxconn": 8192}
+    first = planned(ROLE, metal(), sysctl=requested)
+    assert first.questions["sysctl"].body == {"paths": ["/proc/sys/net/core/somaxconn", "/proc/sys/vm/nothing"]}
     run = context(answers={"sysctl": {"/proc/sys/net/core/somaxconn": "4096\n", "/proc/sys/vm/nothing": None}})
-    plan = planned(ROLE, metal(), run, sysctl=given)
+    plan = planned(ROLE, metal(), run, sysctl=requested)
     (note,) = plan.notes
     assert kernel_tuning.SYSCTL in note
     assert "vm.nothing" in note
@@ -194,8 +194,8 @@ def test_malformed_settings_are_named(settings: dict[str, Any], word: str | None
     ],
 )
 def test_acs_is_refused_where_it_guards_something(facts: dict[str, Any], files: dict[str, Any], why: str) -> None:
-    there = {SETPCI[0]: file(""), **files}
-    plan = planned(ROLE, metal(files=there, **facts), acs="off")
+    existing = {SETPCI[0]: file(""), **files}
+    plan = planned(ROLE, metal(files=existing, **facts), acs="off")
     assert contents(plan)[kernel_tuning.ACS_PROGRAM] is None
     assert any(why in note for note in plan.notes)
     assert contents(plan)[kernel_tuning.LIMITS]
@@ -209,8 +209,8 @@ def test_acs_is_switched_off_by_a_unit_on_bare_metal(bridge: str, state: str | N
     facts: dict[str, Any] = {"pci_acs": redirects, "pci_io": card}
     plan = planned(ROLE, metal(files={SETPCI[0]: file("")}, **facts), acs="off")
     assert "vfio-pci" in str(contents(plan)[kernel_tuning.ACS_PROGRAM])
-    there = metal(files={SETPCI[0]: file("")}, **facts)
-    settings_there = planned(ROLE, settled(there, plan), acs="off")
+    machine = metal(files={SETPCI[0]: file("")}, **facts)
+    settings_there = planned(ROLE, settled(machine, plan), acs="off")
     assert [unit.state for unit in settings_there.units if unit.name == kernel_tuning.ACS_UNIT] == [state]
 
 

@@ -109,8 +109,8 @@ def hostile_file(keys: Keys, rng: random.Random) -> bytes:
     noise = ["", "", "\n", "junk\n", "Version: 1\n", f"{BEGIN}\n", f"{END}\n", "-----BEGIN PGP SIGNED MESSAGE-----\n\n"]
     noise += ["".join(f"Version{line}\n" for line in block(foreign, rng).splitlines())]
     parts = [rng.choice(noise)]
-    for one in rng.sample([pinned, foreign, binary], rng.randint(1, 3)):
-        parts += [block(one, rng, rng.choice([64, 76, 4000])), rng.choice(noise)]
+    for packet in rng.sample([pinned, foreign, binary], rng.randint(1, 3)):
+        parts += [block(packet, rng, rng.choice([64, 76, 4000])), rng.choice(noise)]
     text = "".join(parts)
     if rng.random() < 0.2:
         lines = text.splitlines(keepends=True)
@@ -132,13 +132,13 @@ def test_a_foreign_key_is_never_written_beside_the_pinned_one(keys: Keys, tmp_pa
     """gpgv is what apt verifies with; it reads the keyring that apt makes of the file."""
     message = tmp_path / "message"
     message.write_text("packages\n")
-    theirs = tmp_path / "foreign.sig"
-    keys.gpg("--local-user", keys.fingerprints["foreign"], "--output", theirs, "--detach-sign", message)
+    foreign = tmp_path / "foreign.sig"
+    keys.gpg("--local-user", keys.fingerprints["foreign"], "--output", foreign, "--detach-sign", message)
     # The foreign primary key can be a subkey of the pinned one if a verifier does not look at who bound it.
     primary = tmp_path / "primary.sig"
     keys.gpg("--local-user", f"{keys.fingerprints['foreign']}!", "--output", primary, "--detach-sign", message)
-    ours = tmp_path / "pinned.sig"
-    keys.gpg("--local-user", keys.fingerprints["pinned"], "--output", ours, "--detach-sign", message)
+    pinned = tmp_path / "pinned.sig"
+    keys.gpg("--local-user", keys.fingerprints["pinned"], "--output", pinned, "--detach-sign", message)
     rng = random.Random(28)  # noqa: S311
     texts = {written(hostile_file(keys, rng), keys.fingerprints["pinned"]) for _ in range(effort(400, 20_000))}
     assert {None} < texts, "the generator makes both files that are refused and files that are reduced"
@@ -147,12 +147,12 @@ def test_a_foreign_key_is_never_written_beside_the_pinned_one(keys: Keys, tmp_pa
         assert text is not None
         (tmp_path / "key.gpg").write_bytes(base64.b64decode("".join(text.splitlines()[2:-2])))
         gpgv = ("gpgv", "--homedir", tmp_path, "--keyring", tmp_path / "key.gpg")
-        for signature, code in ((theirs, 2), (primary, 2), (ours, 0)):
-            run(*gpgv, signature, message, code=code if signature != ours or text == expected else None)
+        for signature, code in ((foreign, 2), (primary, 2), (pinned, 0)):
+            run(*gpgv, signature, message, code=code if signature != pinned or text == expected else None)
         listing = run("gpg", "--homedir", tmp_path, "--show-keys", "--with-colons", tmp_path / "key.gpg")
-        found = [line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:")]
-        assert found[0] == keys.fingerprints["pinned"]
-        assert set(found) <= set(_fingerprints(keys, "pinned"))
+        fingerprints = [line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:")]
+        assert fingerprints[0] == keys.fingerprints["pinned"]
+        assert set(fingerprints) <= set(_fingerprints(keys, "pinned"))
     assert expected in texts
 
 
@@ -434,9 +434,9 @@ def test_a_key_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path,
 def test_the_catalog_names_the_keys_of_both_repositories() -> None:
     toolkit = next(iter(catalog().container_toolkit.values()))
     docker = catalog().container_engines["docker"]
-    found = [*docker.fingerprints, *docker.rpm_fingerprints, *toolkit.fingerprints]
-    assert len(found) == 3
-    assert all(len(name) == 40 for name in found)
+    fingerprints = [*docker.fingerprints, *docker.rpm_fingerprints, *toolkit.fingerprints]
+    assert len(fingerprints) == 3
+    assert all(len(name) == 40 for name in fingerprints)
 
 
 def lengths_of(number: int, size: int) -> Iterator[bytes]:
@@ -481,5 +481,5 @@ def test_packets_without_a_length_are_refused(first: bytes, words: str) -> None:
 
 def test_packets_of_no_key_and_of_other_kinds_are_left_out() -> None:
     name, trust, key = b"\xcd\x01x", b"\xcc\x01\x00", b"\xc6\x01\x04"
-    (found,) = public_keys(name + trust + key + trust + name)
-    assert (found.packets, found.subkeys) == ([key, name], [])
+    (public,) = public_keys(name + trust + key + trust + name)
+    assert (public.packets, public.subkeys) == ([key, name], [])

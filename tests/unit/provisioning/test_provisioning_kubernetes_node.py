@@ -71,17 +71,17 @@ def test_a_bare_node_is_asked_and_gets_everything() -> None:
     first = planned("kubernetes_node", node(), {"kubernetes_node": {"state": "present"}})
     assert set(first.questions["swaps"].body["paths"]) == {SWAPS, FILE_SYSTEMS, *PATHS}
     bare = {SWAPS: f"{HEAD}/dev/sda2 partition 1 0 -2\n", FILE_SYSTEMS: "nodev\tproc\n", **dict.fromkeys(PATHS)}
-    found = plan(node(), bare)
-    assert found.modules == ("overlay", "br_netfilter")
-    assert found.kernel_values == PATHS
-    assert [command.argv for command in found.commands] == [("swapoff", "-a")]
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("containerd",)
-    assert (text_of(found, MODULES) or "").splitlines()[1:] == ["overlay", "br_netfilter"]
-    assert "net.ipv4.ip_forward = 1" in (text_of(found, SYSCTL) or "")
-    assert text_of(found, SWAP) == "", "systemd reads an empty unit file as masked"
-    assert "swap is on: /dev/sda2" in found.pending_reasons
+    manifest = plan(node(), bare)
+    assert manifest.modules == ("overlay", "br_netfilter")
+    assert manifest.kernel_values == PATHS
+    assert [command.argv for command in manifest.commands] == [("swapoff", "-a")]
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("containerd",)
+    assert (text_of(manifest, MODULES) or "").splitlines()[1:] == ["overlay", "br_netfilter"]
+    assert "net.ipv4.ip_forward = 1" in (text_of(manifest, SYSCTL) or "")
+    assert text_of(manifest, SWAP) == "", "systemd reads an empty unit file as masked"
+    assert "swap is on: /dev/sda2" in manifest.pending_reasons
 
 
 def test_a_module_that_is_built_into_the_kernel_is_not_missing() -> None:
@@ -92,28 +92,28 @@ def test_a_module_that_is_built_into_the_kernel_is_not_missing() -> None:
 def test_in_a_container_no_module_is_loaded_and_only_its_own_settings_are_set() -> None:
     state = node()
     facts = state.facts.model_copy(update={"virtualization": "docker"})
-    found = plan(state.model_copy(update={"facts": facts}), {BRIDGE: None, FILE_SYSTEMS: ""})
-    assert found.modules == ()
-    assert BRIDGE not in (found.kernel_values or {})
+    manifest = plan(state.model_copy(update={"facts": facts}), {BRIDGE: None, FILE_SYSTEMS: ""})
+    assert manifest.modules == ()
+    assert BRIDGE not in (manifest.kernel_values or {})
 
 
 @pytest.mark.parametrize("installer", ["k3s", "rke2"])
 def test_an_installer_with_a_containerd_of_its_own_gets_none(installer: str) -> None:
-    found = plan(node(), installer=installer)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ()
-    assert CONFIG not in {file.path for file in found.files}
+    manifest = plan(node(), installer=installer)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ()
+    assert CONFIG not in {file.path for file in manifest.files}
     assert not uses_containerd(context_of({"kubernetes_node": {"state": "present", "installer": installer}}))
     assert uses_containerd(context_of({"kubernetes_node": {"state": "present"}}))
 
 
 def test_the_containerd_of_docker_stays() -> None:
-    found = plan(node(installed=("containerd.io", "docker-ce")))
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ()
-    assert [unit.name for unit in found.units] == ["containerd.service", "containerd.service"]
+    manifest = plan(node(installed=("containerd.io", "docker-ce")))
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ()
+    assert [unit.name for unit in manifest.units] == ["containerd.service", "containerd.service"]
 
 
 def test_swap_in_use_that_does_not_fit_into_memory_is_refused() -> None:
@@ -128,20 +128,20 @@ def test_swap_in_use_that_does_not_fit_into_memory_is_refused() -> None:
 
 
 def test_a_sites_file_is_changed_in_its_place_and_kept_for_the_removal() -> None:
-    found = plan(node(SITES, ("containerd",)))
-    text = text_of(found, CONFIG) or ""
+    manifest = plan(node(SITES, ("containerd",)))
+    text = text_of(manifest, CONFIG) or ""
     document = tomllib.loads(text)
     assert document["disabled_plugins"] == ["io.containerd.internal.v1.opt"]
     options = document["plugins"][CRI]["containerd"]["runtimes"]["runc"]["options"]
     assert options == {"SystemdCgroup": True, "Root": "/x"}
     assert "# the packager's own" in text
     assert "# ours" in text
-    assert text_of(found, BEFORE) == SITES
-    assert [(unit.name, unit.state) for unit in found.units] == [
+    assert text_of(manifest, BEFORE) == SITES
+    assert [(unit.name, unit.state) for unit in manifest.units] == [
         ("containerd.service", "started"),
         ("containerd.service", "restarted"),
     ]
-    assert MARKER in {mark.path for mark in found.marks}
+    assert MARKER in {mark.path for mark in manifest.marks}
     settled = plan(node(text, ("containerd",), contents={BEFORE: SITES}))
     assert text_of(settled, CONFIG) == text
     assert [unit.state for unit in settled.units] == ["started"]
@@ -151,13 +151,13 @@ def test_a_sites_file_is_changed_in_its_place_and_kept_for_the_removal() -> None
 
 def restored(text: str | None, before: str) -> ManagedFile:
     """The configuration of a removal."""
-    there = node(text, contents={BEFORE: before})
-    (found,) = [
-        one
-        for one in planned("kubernetes_node", there, {"kubernetes_node": {"state": "absent"}}).files
-        if one.path == CONFIG
+    machine = node(text, contents={BEFORE: before})
+    (config,) = [
+        file
+        for file in planned("kubernetes_node", machine, {"kubernetes_node": {"state": "absent"}}).files
+        if file.path == CONFIG
     ]
-    return found
+    return config
 
 
 def test_a_removal_keeps_a_copy_of_what_others_added() -> None:
@@ -165,17 +165,17 @@ def test_a_removal_keeps_a_copy_of_what_others_added() -> None:
     assert not restored(text, SITES).backup
     assert restored(f'{text}\n[plugins."{CRI}".registry]\n', SITES).backup
     # A file that the role created is removed; it records that there was none.
-    found = plan(node(installed=("containerd",)))
-    assert text_of(found, BEFORE) == ""
-    assert restored(text_of(found, CONFIG), "").content is None
+    manifest = plan(node(installed=("containerd",)))
+    assert text_of(manifest, BEFORE) == ""
+    assert restored(text_of(manifest, CONFIG), "").content is None
     assert restored(None, "").content is None
 
 
 def test_containerd_stays_while_an_engine_needs_it() -> None:
     record = "/var/lib/gpunode/kubernetes_node/packages-before"
     for engine in ((), ("docker-ce",)):
-        there = node(installed=("containerd.io", *engine), contents={record: f"{MARK}\ncontainerd.io\n"})
-        gone = planned("kubernetes_node", there, {"kubernetes_node": {"state": "absent"}})
+        machine = node(installed=("containerd.io", *engine), contents={record: f"{MARK}\ncontainerd.io\n"})
+        gone = planned("kubernetes_node", machine, {"kubernetes_node": {"state": "absent"}})
         assert ("containerd.io must be removed" in gone.pending_reasons) is not bool(engine)
         assert gone.packages is not None
         assert ("containerd.io" in gone.packages.remove_new) is not bool(engine)
@@ -200,9 +200,9 @@ def test_a_setting_that_kubelet_needs_has_one_owner(value: Any, state: str, refu
 
 def test_a_restart_waits_for_processes_on_the_gpus() -> None:
     busy = node(SITES, ("containerd",), processes=[{"pid": 7, "name": "python3", "type": "C"}])
-    found = plan(busy)
-    assert "containerd.service" in found.restarts
-    assert [unit.state for unit in found.units] == ["started"]
+    manifest = plan(busy)
+    assert "containerd.service" in manifest.restarts
+    assert [unit.state for unit in manifest.units] == ["started"]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_a_restart_waits_for_processes_on_the_gpus() -> None:
     ],
 )
 def test_other_files_are_extended(text: str | None, sandbox: Any, cri: str) -> None:
-    found, problem = kubernetes_config(text, "r.example/pause:3")
+    config, problem = kubernetes_config(text, "r.example/pause:3")
     assert problem is None
-    document = tomllib.loads(found)
+    document = tomllib.loads(config)
     plugin = document["plugins"][cri]
     assert plugin["containerd"]["runtimes"]["runc"]["options"]["SystemdCgroup"] is True
     assert not document.get("disabled_plugins")
@@ -225,7 +225,7 @@ def test_other_files_are_extended(text: str | None, sandbox: Any, cri: str) -> N
     else:
         pinned = document["plugins"]["io.containerd.cri.v1.images"]["pinned_images"]
         assert pinned == {"sandbox": "r.example/pause:3"}
-    assert kubernetes_config(found, "r.example/pause:3") == (found, None)
+    assert kubernetes_config(config, "r.example/pause:3") == (config, None)
 
 
 @pytest.mark.parametrize(

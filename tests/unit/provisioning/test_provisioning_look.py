@@ -46,11 +46,11 @@ def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
     ],
 )
 def test_an_invalid_state_is_one_line_that_names_the_node(text: str, words: str) -> None:
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as caught:
         look.parsed(text, "what gpu1 answered")
-    assert words in str(found.value)
-    assert "\n" not in str(found.value)
-    assert len(str(found.value)) < 1000
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,15 +49,15 @@ def damaged(data: bytes, damage: list[tuple[int, int, bytes]]) -> bytes:
     return data
 
 
-def lost(before: str, after: str, ours: str) -> list[str]:
+def lost(before: str, after: str, section: str) -> list[str]:
     """Return lines of others that are gone: all but those of the role's section, if both marks are whole."""
     lines = before.split("\n")
-    marks = [ours.split("\n", maxsplit=1)[0], ours.rstrip("\n").split("\n")[-1]]
+    marks = [section.split("\n", maxsplit=1)[0], section.rstrip("\n").split("\n")[-1]]
     if [line for line in lines if line in marks] == marks:
         lines = lines[: lines.index(marks[0])] + lines[lines.index(marks[1]) + 1 :]
     gone = Counter(line for line in lines if line.strip()) - Counter(after.split("\n"))
     # What remains of a section without its marks may go with it.
-    return [line for line in gone.elements() if line not in ours.split("\n")]
+    return [line for line in gone.elements() if line not in section.split("\n")]
 
 
 def nccl(text: str | None) -> str | None:
@@ -89,15 +89,15 @@ SECTIONS: dict[str, Callable[[str | None], str | None]] = {
 @given(before=USERS, after=USERS, damage=DAMAGE)
 def test_no_line_of_others_is_lost_around_a_section(name: str, before: str, after: str, damage: Any) -> None:
     merge = SECTIONS[name]
-    ours = merge(None) or ""
-    whole = f"{before}\n{ours}{after}\n"
-    assert lost(whole, merge(whole) or "", ours) == []
+    section = merge(None) or ""
+    whole = f"{before}\n{section}{after}\n"
+    assert lost(whole, merge(whole) or "", section) == []
     try:
         text = damaged(whole.encode(), damage).decode()
         made = merge(text)
     except (UsageError, UnicodeDecodeError):
         return
-    assert lost(text, made or "", ours) == []
+    assert lost(text, made or "", section) == []
     assert merge(made) == made
 
 
@@ -107,15 +107,15 @@ def test_no_line_of_a_versionlock_list_is_lost(
     before: str, damage: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("locks") / "versionlock.list"
-    ours = "# BEGIN gpunode (role cuda)\na-0:1-1.*\n# END gpunode (role cuda)\n"
-    data = damaged(f"{before}\n{ours}bash-5.*\n".encode(), damage)
+    section = "# BEGIN gpunode (role cuda)\na-0:1-1.*\n# END gpunode (role cuda)\n"
+    data = damaged(f"{before}\n{section}bash-5.*\n".encode(), damage)
     path.write_bytes(data)
     try:
         dnf_transaction.change_locks(str(path), "gpunode (role cuda)", ["a-0:2-1.*"], [], write=True)
     except (OSError, dnf_transaction.TransactionRefusedError):
         assert path.read_bytes() == data
     else:
-        assert lost(data.decode(), path.read_bytes().decode(), ours) == []
+        assert lost(data.decode(), path.read_bytes().decode(), section) == []
 
 
 @MANY
@@ -126,12 +126,12 @@ def test_no_byte_of_other_files_is_lost(text: str, damage: Any) -> None:
     except UnicodeDecodeError:
         return
     ssh = copy.deepcopy(RECORDED)
-    next(one for one in ssh["accounts"] if one["name"] == "operator")["document"] = text
+    next(account for account in ssh["accounts"] if account["name"] == "operator")["document"] = text
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 new"
     (keys,) = [
-        one["content"]
-        for one in result(plan(ssh, admins=[{**OPERATOR, "keys": [key]}]))["guarded"]
-        if one["path"].endswith("authorized_keys")
+        row["content"]
+        for row in result(plan(ssh, admins=[{**OPERATOR, "keys": [key]}]))["guarded"]
+        if row["path"].endswith("authorized_keys")
     ]
     assert keys.startswith(text)
     assert lost(text, merged(text, {"FABRIC_MODE": "1"}), "FABRIC_MODE=1") == []
@@ -168,7 +168,7 @@ def test_a_document_that_cannot_be_read_is_refused_by_its_role(role: str, path: 
     except UsageError:
         manifest = Manifest(role=role)
     whole = path.startswith("/run/gpunode/") or "gpunode-" in path.rpartition("/")[2]
-    assert [one for one in manifest.refusals if reason in one] == ([] if whole else [manifest.refusals[0]])
+    assert [refusal for refusal in manifest.refusals if reason in refusal] == ([] if whole else [manifest.refusals[0]])
     assert whole or manifest.files == ()
 
 
@@ -188,8 +188,8 @@ def test_why_a_document_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     (tmp_path / "dangling").symlink_to("none")
     paths = [str(tmp_path / name) for name in (*texts, "dangling", "none", "good/below")]
-    found = files_state.collected([], [], paths)
-    problems = {Path(path).name: found["files"][path].get("problem", "") for path in paths}
+    collected = files_state.collected([], [], paths)
+    problems = {Path(path).name: collected["files"][path].get("problem", "") for path in paths}
     assert problems == {
         "latin": f"{tmp_path}/latin is not UTF-8 text (byte 3)",
         "large": f"{tmp_path}/large is larger than 1024 KiB",

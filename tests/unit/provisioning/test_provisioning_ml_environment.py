@@ -62,19 +62,19 @@ def test_roce_carries_the_data_and_sockets_are_left_alone() -> None:
 
 
 def test_what_others_wrote_stays_and_wins() -> None:
-    theirs = "# ours\nNCCL_SOCKET_IFNAME=ens9\nNCCL_P2P_DISABLE=1"
-    state = host(texts={NCCL: theirs})
+    foreign = "# ours\nNCCL_SOCKET_IFNAME=ens9\nNCCL_P2P_DISABLE=1"
+    state = host(texts={NCCL: foreign})
     plan = planned(ROLE, state)
     text = str(contents(plan)[NCCL])
-    assert text.startswith(f"{theirs}\n{BEGIN}\n")
+    assert text.startswith(f"{foreign}\n{BEGIN}\n")
     assert "NCCL_SOCKET_IFNAME==eth0" not in text
     notes = " ".join(plan.notes)
     assert "the node has no interface ens9, it has eth0" in notes
     assert "NCCL_P2P_DISABLE=1, which is not the role's, is for debugging" in notes
-    assert by_path(plan, NCCL).expect_sha256 == file(theirs)["sha256"]
+    assert by_path(plan, NCCL).expect_sha256 == file(foreign)["sha256"]
     settled = after(plan, state)
     assert planned(ROLE, settled).pending_reasons == ()
-    assert contents(planned(ROLE, settled, state="absent"))[NCCL] == f"{theirs}\n"
+    assert contents(planned(ROLE, settled, state="absent"))[NCCL] == f"{foreign}\n"
 
 
 def test_a_damaged_part_is_written_again() -> None:
@@ -86,20 +86,20 @@ def test_a_damaged_part_is_written_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("requested", "why"),
     [
         ({"NCCL_SOCKET_IFNAME": "=eth9"}, "no interface eth9, it has eth0"),
         ({"NCCL_IB_HCA": "=mlx5_0,mlx5_7"}, "no HCA mlx5_7, it has mlx5_0, mlx5_1"),
     ],
 )
-def test_what_does_not_exist_is_named_and_the_rest_is_written(given: dict[str, str], why: str) -> None:
-    plan = planned(ROLE, host(ROCE), nccl={**given, "NCCL_IB_TC": 106})
+def test_what_does_not_exist_is_named_and_the_rest_is_written(requested: dict[str, str], why: str) -> None:
+    plan = planned(ROLE, host(ROCE), nccl={**requested, "NCCL_IB_TC": 106})
     (note,) = plan.notes
     assert NCCL in note
-    assert next(iter(given)) in note
+    assert next(iter(requested)) in note
     assert why in note
     assert "NCCL_IB_TC=106" in lines(contents(plan)[NCCL])
-    assert not [line for line in lines(contents(plan)[NCCL]) if line.startswith(next(iter(given)))]
+    assert not [line for line in lines(contents(plan)[NCCL]) if line.startswith(next(iter(requested)))]
 
 
 def test_debugging_is_written_on_request_alone_and_reported() -> None:
@@ -159,21 +159,21 @@ def test_an_allocator_is_a_package() -> None:
     change = planned(ROLE, host(), malloc="jemalloc").packages
     assert change is not None
     assert change.install == ("libjemalloc2",)
-    there = node({"libjemalloc2": "5"}, {RECORD: f"{MARK}\nlibjemalloc2\n"}, facts=ETHERNET)
-    assert "libjemalloc2 must be removed" in planned(ROLE, there, state="absent").pending_reasons
+    machine = node({"libjemalloc2": "5"}, {RECORD: f"{MARK}\nlibjemalloc2\n"}, facts=ETHERNET)
+    assert "libjemalloc2 must be removed" in planned(ROLE, machine, state="absent").pending_reasons
     by_dnf = planned(ROLE, node(dnf=True, facts=ETHERNET), malloc="jemalloc")
     assert by_dnf.packages is None
     assert any("by hand" in note for note in by_dnf.notes)
 
 
 def test_azures_topology_file_is_used_where_there_is_one() -> None:
-    one = {"/opt/microsoft/ndv5-topo.xml": file("")}
-    assert "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml" in lines(contents(planned(ROLE, host(files=one)))[NCCL])
-    two = {**one, "/opt/microsoft/ndv4-topo.xml": file("")}
-    plan = planned(ROLE, host(files=two))
+    single = {"/opt/microsoft/ndv5-topo.xml": file("")}
+    assert "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml" in lines(contents(planned(ROLE, host(files=single)))[NCCL])
+    several = {**single, "/opt/microsoft/ndv4-topo.xml": file("")}
+    plan = planned(ROLE, host(files=several))
     assert "TOPO_FILE" not in str(contents(plan)[NCCL])
     assert any("several topology files" in note for note in plan.notes)
-    named = planned(ROLE, host(files=two), nccl_topology_file="/opt/microsoft/ndv4-topo.xml")
+    named = planned(ROLE, host(files=several), nccl_topology_file="/opt/microsoft/ndv4-topo.xml")
     assert "NCCL_TOPO_FILE=/opt/microsoft/ndv4-topo.xml" in lines(contents(named)[NCCL])
 
 

@@ -56,8 +56,8 @@ def driven(bare: dict[str, Any], loaded: str | None = "580.95.05", **changes: An
         "flavour": "open",
     }
     module |= {"vermagic": KERNEL, "signed": False}
-    there = {"running": True, "newest": True, "headers": True, "image": True}
-    kernels = [{**kernel, **there} for kernel in bare["kernels"]]
+    flags = {"running": True, "newest": True, "headers": True, "image": True}
+    kernels = [{**kernel, **flags} for kernel in bare["kernels"]]
     memory = loaded and {"version": loaded, "flavour": "open"}
     return {
         **bare,
@@ -116,45 +116,45 @@ def test_a_bare_node_is_asked_about_before_anything_is_decided(bare: dict[str, A
 
 
 def test_the_answer_becomes_one_transaction(bare: dict[str, Any]) -> None:
-    found = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": ANSWER})
-    assert (found.questions, found.refusals) == ({}, ())
-    change = found.packages
+    manifest = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": ANSWER})
+    assert (manifest.questions, manifest.refusals) == ({}, ())
+    change = manifest.packages
     assert change is not None
     assert change.manager == "apt"
     assert change.install == ("nvidia-driver-cuda=580.95.05-1",)
     assert change.remove == ("libnvidia-old",)
     assert set(change.hold) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
     assert "version 580.95.05-*" in change.files[files.PREFERENCES]
-    assert found.pending
-    assert result_of(found).changes
-    assert (result_of(found).builds, found.commands) == ((), ()), "the packages build and rebuild"
+    assert manifest.pending
+    assert result_of(manifest).changes
+    assert (result_of(manifest).builds, manifest.commands) == ((), ()), "the packages build and rebuild"
 
 
 def test_a_refusal_leaves_nothing_to_do(bare: dict[str, Any]) -> None:
     answer = {"lacking": {"nvidia-fabricmanager": ["580.65.06"]}, "common": [], "constraint": "580.95.05"}
-    found = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": answer})
-    assert [line.partition(":")[0] for line in found.refusals] == ["closure-lags"]
-    assert (found.files, found.packages) == ((), None)
+    manifest = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": answer})
+    assert [line.partition(":")[0] for line in manifest.refusals] == ["closure-lags"]
+    assert (manifest.files, manifest.packages) == ((), None)
 
 
 def test_a_settled_node_has_nothing_pending_and_is_asked_nothing(bare: dict[str, Any]) -> None:
     facts = driven(bare)
     draft = planned("nvidia_driver", state(facts))
-    there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 200.0}}
-    found = planned("nvidia_driver", state(facts, files=there))
-    assert found.pending_reasons == ()
-    assert (found.questions, found.reboot_reasons) == ({}, ())
-    assert result_of(found).closure_problems == result_of(found).module_problems == ()
+    written = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 200.0}}
+    manifest = planned("nvidia_driver", state(facts, files=written))
+    assert manifest.pending_reasons == ()
+    assert (manifest.questions, manifest.reboot_reasons) == ({}, ())
+    assert result_of(manifest).closure_problems == result_of(manifest).module_problems == ()
 
 
 @pytest.mark.parametrize("path", [files.PREFERENCES, files.UNATTENDED, files.NOUVEAU, files.PERSISTENCED])
 @pytest.mark.parametrize("damage", [{"sha256": "0"}, {"mode": "0600"}, {"owner": "nobody"}, {"kind": "absent"}])
 def test_each_damage_of_a_file_is_pending(bare: dict[str, Any], path: str, damage: dict[str, Any]) -> None:
     facts = driven(bare)
-    there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
-    found = planned("nvidia_driver", state(facts, files={**there, path: {**there[path], **damage}}))
-    assert len(found.pending_reasons) == 1
-    assert path in found.pending_reasons[0]
+    written = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
+    manifest = planned("nvidia_driver", state(facts, files={**written, path: {**written[path], **damage}}))
+    assert len(manifest.pending_reasons) == 1
+    assert path in manifest.pending_reasons[0]
 
 
 def test_what_is_not_held_is_held_and_what_is_missing_is_asked_for(bare: dict[str, Any]) -> None:
@@ -176,12 +176,12 @@ def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, An
     facts = driven(bare)
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, tool], "1")}
     draft = planned("nvidia_driver", state(facts, {"installed": more}))
-    there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 50.0}}
-    found = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
-    assert commands_of(found) == [argv]
-    (reason,) = found.pending_reasons
+    written = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 50.0}}
+    manifest = planned("nvidia_driver", state(facts, {"installed": more}, files=written))
+    assert commands_of(manifest) == [argv]
+    (reason,) = manifest.pending_reasons
     assert reason.startswith(f"{IMAGE} is older than ")
-    fresh = there | {IMAGE: {"kind": "file", "mtime": 150.0}}
+    fresh = written | {IMAGE: {"kind": "file", "mtime": 150.0}}
     assert not planned("nvidia_driver", state(facts, {"installed": more}, files=fresh)).pending
     gone = planned("nvidia_driver", state(facts, {"installed": more}, files=fresh), {"nvidia_driver": ABSENT})
     assert commands_of(gone) == [argv]
@@ -190,12 +190,12 @@ def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, An
 def test_dracut_keeps_nouveau_out_of_images_for_any_machine(bare: dict[str, Any]) -> None:
     facts = driven(bare)
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "dracut"], "1")}
-    found = planned("nvidia_driver", state(facts, {"installed": more}))
-    texts = {file.path: file.content for file in found.files}
+    manifest = planned("nvidia_driver", state(facts, {"installed": more}))
+    texts = {file.path: file.content for file in manifest.files}
     assert (texts[files.DRACUT] or "").splitlines()[-1] == 'omit_drivers+=" nouveau "'
-    there = as_it_has_to_be(found) | {IMAGE: {"kind": "file", "mtime": 150.0}}
-    there[files.DRACUT]["mtime"] = 160.0
-    late = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
+    written = as_it_has_to_be(manifest) | {IMAGE: {"kind": "file", "mtime": 150.0}}
+    written[files.DRACUT]["mtime"] = 160.0
+    late = planned("nvidia_driver", state(facts, {"installed": more}, files=written))
     assert commands_of(late) == [["dracut", "--quiet", "--force", IMAGE, KERNEL]]
     assert late.pending_reasons == (f"{IMAGE} is older than {files.DRACUT}",)
     without = planned("nvidia_driver", state(facts))
@@ -205,18 +205,18 @@ def test_dracut_keeps_nouveau_out_of_images_for_any_machine(bare: dict[str, Any]
 def test_with_dnf_nouveau_is_kept_out_of_the_images_of_dracut(bare: dict[str, Any]) -> None:
     image = f"/boot/initramfs-{EL}.img"
     dracut = {**dict.fromkeys(["dracut"], "057-70"), **rpm_node(bare).installed}
-    there = {image: {"kind": "file", "mtime": 50.0}}
+    written = {image: {"kind": "file", "mtime": 50.0}}
     first = planned("nvidia_driver", rpm_node(bare, {"installed": dracut}, module_files=[built()]))
-    there |= as_it_has_to_be(first)
+    written |= as_it_has_to_be(first)
     node = rpm_node(bare, {"installed": dracut}, module_files=[built()]).model_copy(
-        update={"files": {path: FileState.model_validate(row) for path, row in there.items()}}
+        update={"files": {path: FileState.model_validate(row) for path, row in written.items()}}
     )
-    found = planned("nvidia_driver", node)
-    assert there[files.NOUVEAU]["kind"] == "file"
-    assert commands_of(found) == [["dracut", "--quiet", "--force", image, EL]]
+    manifest = planned("nvidia_driver", node)
+    assert written[files.NOUVEAU]["kind"] == "file"
+    assert commands_of(manifest) == [["dracut", "--quiet", "--force", image, EL]]
     assert planned("nvidia_driver", rpm_node(bare, module_files=[built()])).commands == ()
     gone = planned("nvidia_driver", node, {"nvidia_driver": ABSENT})
-    assert [one.content for one in gone.files if one.path == files.NOUVEAU] == [None]
+    assert [file.content for file in gone.files if file.path == files.NOUVEAU] == [None]
     assert commands_of(gone) == [["dracut", "--quiet", "--force", image, EL]]
 
 
@@ -230,32 +230,32 @@ def holds(kernel: str, image: str, size: int) -> dict[str, Any]:
 def test_an_image_with_another_module_than_the_disk_is_rebuilt(bare: dict[str, Any], size: int, rebuilt: bool) -> None:
     facts = driven(bare)
     facts["module_files"][0]["size"] = 7
-    there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
+    written = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
-    found = planned("nvidia_driver", state(facts | holds(KERNEL, IMAGE, size), {"installed": more}, files=there))
-    assert commands_of(found) == ([["update-initramfs", "-u", "-k", KERNEL]] if rebuilt else [])
-    assert found.pending_reasons == ((f"{IMAGE} has another nvidia module than the disk",) if rebuilt else ())
+    manifest = planned("nvidia_driver", state(facts | holds(KERNEL, IMAGE, size), {"installed": more}, files=written))
+    assert commands_of(manifest) == ([["update-initramfs", "-u", "-k", KERNEL]] if rebuilt else [])
+    assert manifest.pending_reasons == ((f"{IMAGE} has another nvidia module than the disk",) if rebuilt else ())
 
 
 def test_with_dnf_an_image_with_another_module_is_rebuilt_too(bare: dict[str, Any]) -> None:
     image = f"/boot/initramfs-{EL}.img"
     dracut = {**dict.fromkeys(["dracut"], "057-70"), **rpm_node(bare).installed}
     facts = {"module_files": [built()], **holds(EL, image, 5)}
-    there = as_it_has_to_be(planned("nvidia_driver", rpm_node(bare, {"installed": dracut}, **facts)))
-    there |= {image: {"kind": "file", "mtime": 200.0}}
+    written = as_it_has_to_be(planned("nvidia_driver", rpm_node(bare, {"installed": dracut}, **facts)))
+    written |= {image: {"kind": "file", "mtime": 200.0}}
     node = rpm_node(bare, {"installed": dracut}, **facts).model_copy(
-        update={"files": {path: FileState.model_validate(row) for path, row in there.items()}}
+        update={"files": {path: FileState.model_validate(row) for path, row in written.items()}}
     )
-    found = planned("nvidia_driver", node)
-    assert commands_of(found) == [["dracut", "--quiet", "--force", image, EL]]
-    assert f"{image} has another nvidia module than the disk" in found.pending_reasons
+    manifest = planned("nvidia_driver", node)
+    assert commands_of(manifest) == [["dracut", "--quiet", "--force", image, EL]]
+    assert f"{image} has another nvidia module than the disk" in manifest.pending_reasons
 
 
 def test_a_kernel_without_a_module_is_built_for(bare: dict[str, Any]) -> None:
-    found = planned("nvidia_driver", state(driven(bare, loaded=None, module_files=[])))
-    (build,) = result_of(found).builds
+    manifest = planned("nvidia_driver", state(driven(bare, loaded=None, module_files=[])))
+    (build,) = result_of(manifest).builds
     assert build.argv == ("dkms", "install", "--force", "-m", "nvidia", "-v", "580.95.05", "-k", KERNEL)
-    assert result_of(found).module_problems == (f"no module 580.95.05 for {KERNEL}",)
+    assert result_of(manifest).module_problems == (f"no module 580.95.05 for {KERNEL}",)
 
 
 def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, Any]) -> None:
@@ -293,42 +293,42 @@ def test_no_module_is_loaded_while_the_key_waits(
 ) -> None:
     facts = driven(bare, loaded=None, secure_boot=True)
     known = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "mokutil", "openssl"], "1")}
-    there = state(facts, {"installed": known, "key": key and {"path": "/var/lib/dkms/mok.pub", **key}})
-    found = planned("nvidia_driver", there, {"nvidia_driver": {"mok_hash": mok_hash}})
-    assert bool(found.modules) is not bool(words)
-    reboots = any("key" in reason for reason in found.reboot_reasons)
-    assert (result_of(found).stage_key, reboots) == expected
-    assert words in " ".join(found.notes)
-    assert (NO_KEY in result_of(found).module_problems) is (expected[0] and key is None)
+    machine = state(facts, {"installed": known, "key": key and {"path": "/var/lib/dkms/mok.pub", **key}})
+    manifest = planned("nvidia_driver", machine, {"nvidia_driver": {"mok_hash": mok_hash}})
+    assert bool(manifest.modules) is not bool(words)
+    reboots = any("key" in reason for reason in manifest.reboot_reasons)
+    assert (result_of(manifest).stage_key, reboots) == expected
+    assert words in " ".join(manifest.notes)
+    assert (NO_KEY in result_of(manifest).module_problems) is (expected[0] and key is None)
 
 
 def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dict[str, Any]) -> None:
     settings = {"nvidia_driver": GOES, "nvidia_fabric": {"state": "absent"}}
-    for there in (state_of(bare), state(driven(bare))):
-        (line,) = planned("nvidia_driver", there, settings).refusals
+    for machine in (state_of(bare), state(driven(bare))):
+        (line,) = planned("nvidia_driver", machine, settings).refusals
         assert line.startswith("fabric-manager:")
-    one = {**bare, "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"]}
-    assert planned("nvidia_driver", state_of(one), settings).refusals == ()
+    single = {**bare, "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"]}
+    assert planned("nvidia_driver", state_of(single), settings).refusals == ()
 
 
 def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_pending(bare: dict[str, Any]) -> None:
     gone = {"nvidia_driver": {"state": "absent"}}
-    found = planned("nvidia_driver", state(driven(bare)), gone)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.state == "absent"
-    assert set(CLOSURE) <= set(found.packages.remove)
-    assert {file.content for file in found.files} == {None}
-    assert found.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
+    removal = planned("nvidia_driver", state(driven(bare)), gone)
+    assert removal.packages is not None
+    assert removal.packages.manager == "apt"
+    assert removal.packages.state == "absent"
+    assert set(CLOSURE) <= set(removal.packages.remove)
+    assert {file.content for file in removal.files} == {None}
+    assert removal.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
     clean = {
-        path: {"kind": "absent"} for path in (*ROLE.files, ROLE.record, *(folder.path for folder in found.folders))
+        path: {"kind": "absent"} for path in (*ROLE.files, ROLE.record, *(folder.path for folder in removal.folders))
     }
     assert planned("nvidia_driver", state_of(bare, files=clean), gone).pending_reasons == ()
     looked_at = {path for look in LOOKS.values() for path in (*look.paths, *look.contents)}
     for role in ("nvidia_driver", "nvidia_fabric"):
         manifest = planned(role, state_of(bare), gone)
-        own = {file.path for file in manifest.files} | {folder.path for folder in manifest.folders}
-        assert own <= looked_at, "else they are never settled"
+        paths = {file.path for file in manifest.files} | {folder.path for folder in manifest.folders}
+        assert paths <= looked_at, "else they are never settled"
 
 
 def test_neither_apt_nor_dnf_is_refused(bare: dict[str, Any]) -> None:
@@ -355,13 +355,13 @@ def test_dnf_is_asked_and_its_answer_is_one_transaction(bare: dict[str, Any]) ->
     first = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES})
     assert first.questions["driver"].body["manager"] == "dnf"
     answer = {"target": "580.95.05", "install": RPMS, "remove": [], "stream": "nvidia-driver:580-open"}
-    found = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES}, answers={"driver": answer})
-    assert found.packages is not None
-    assert found.packages.manager == "dnf"
-    assert found.packages.stream == "nvidia-driver:580-open"
-    assert found.packages.constraint == "580.95.05"
-    assert "nvidia-fabricmanager" in found.packages.bound
-    assert found.pending
+    manifest = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES}, answers={"driver": answer})
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "dnf"
+    assert manifest.packages.stream == "nvidia-driver:580-open"
+    assert manifest.packages.constraint == "580.95.05"
+    assert "nvidia-fabricmanager" in manifest.packages.bound
+    assert manifest.pending
 
 
 def test_a_dnf_that_cannot_be_used_is_refused(bare: dict[str, Any]) -> None:
@@ -374,8 +374,8 @@ OLD_EL = "5.14.0-503.11.1.el9_5.x86_64"
 
 
 def kernel_of_rpm(release: str, **changes: Any) -> dict[str, Any]:
-    there = {"running": True, "newest": True, "headers": True, "image": True}
-    return {"release": release, "package": f"kernel-core-{release}", **there, **changes}
+    flags = {"running": True, "newest": True, "headers": True, "image": True}
+    return {"release": release, "package": f"kernel-core-{release}", **flags, **changes}
 
 
 def rpm_node(bare: dict[str, Any], dnf: dict[str, Any] | None = None, **changes: Any) -> NodeState:
@@ -395,24 +395,24 @@ def built(kernel: str = EL, version: str = "580.95.05") -> dict[str, Any]:
 
 
 def test_dnf_does_not_report_a_module_that_was_not_built(bare: dict[str, Any]) -> None:
-    found = planned("nvidia_driver", rpm_node(bare), {"nvidia_driver": GOES})
-    assert found.questions == {}, "the packages are all there"
+    manifest = planned("nvidia_driver", rpm_node(bare), {"nvidia_driver": GOES})
+    assert manifest.questions == {}, "the packages are all there"
     argv = ["dkms", "install", "--force", "-m", "nvidia-open", "-v", "580.95.05", "-k", EL]
-    assert result_of(found).builds == (Build(kernel=EL, argv=tuple(argv)),)
-    assert result_of(found).module_problems == (f"no module 580.95.05 for {EL}",)
-    assert found.pending
-    there = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
-    assert (result_of(there).builds, result_of(there).module_problems) == ((), ())
+    assert result_of(manifest).builds == (Build(kernel=EL, argv=tuple(argv)),)
+    assert result_of(manifest).module_problems == (f"no module 580.95.05 for {EL}",)
+    assert manifest.pending
+    settled = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
+    assert (result_of(settled).builds, result_of(settled).module_problems) == ((), ())
 
 
 def test_a_module_that_dnf_brought_is_loaded_at_once(bare: dict[str, Any]) -> None:
-    found = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
-    assert found.modules == ("nvidia-uvm",)
-    assert found.reboot_reasons == ()
+    manifest = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
+    assert manifest.modules == ("nvidia-uvm",)
+    assert manifest.reboot_reasons == ()
     busy = rpm_node(bare, module_files=[built()], modules=["nouveau"])
-    found = planned("nvidia_driver", busy, {"nvidia_driver": GOES})
-    assert found.modules == ()
-    assert found.reboot_reasons == ("nouveau is loaded and keeps NVIDIA's module off the GPU",)
+    manifest = planned("nvidia_driver", busy, {"nvidia_driver": GOES})
+    assert manifest.modules == ()
+    assert manifest.reboot_reasons == ("nouveau is loaded and keeps NVIDIA's module off the GPU",)
 
 
 def test_nothing_is_built_for_headers_left_by_a_removed_kernel(bare: dict[str, Any]) -> None:
@@ -424,20 +424,20 @@ def test_nothing_is_built_for_headers_left_by_a_removed_kernel(bare: dict[str, A
 def test_an_older_kernel_that_runs_gets_its_headers_and_its_module(bare: dict[str, Any]) -> None:
     older = kernel_of_rpm(OLD_EL, newest=False, headers=False)
     state_ = rpm_node(bare, kernels=[older, kernel_of_rpm(EL, running=False)], module_files=[built()])
-    asked = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
-    assert asked["install"] == [f"kernel-devel-{OLD_EL}"]
+    body = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
+    assert body["install"] == [f"kernel-devel-{OLD_EL}"]
     both = [kernel_of_rpm(OLD_EL, newest=False), kernel_of_rpm(EL, running=False)]
-    found = planned("nvidia_driver", rpm_node(bare, kernels=both, module_files=[built()]), {"nvidia_driver": GOES})
-    assert [build.kernel for build in result_of(found).builds] == [OLD_EL]
-    assert found.reboot_reasons == (f"kernel {OLD_EL} runs and has no module, {EL} has",)
+    manifest = planned("nvidia_driver", rpm_node(bare, kernels=both, module_files=[built()]), {"nvidia_driver": GOES})
+    assert [build.kernel for build in result_of(manifest).builds] == [OLD_EL]
+    assert manifest.reboot_reasons == (f"kernel {OLD_EL} runs and has no module, {EL} has",)
 
 
 def test_an_older_kernel_that_is_only_kept_needs_no_headers(bare: dict[str, Any]) -> None:
     """installonly_limit keeps it, and its kernel-devel is in the vault of the minor release before."""
     kernels = [kernel_of_rpm(OLD_EL, running=False, newest=False, headers=False), kernel_of_rpm(EL, headers=False)]
     state_ = rpm_node(bare, kernels=kernels)
-    asked = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
-    assert asked["install"] == [f"kernel-devel-{EL}"]
+    body = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
+    assert body["install"] == [f"kernel-devel-{EL}"]
 
 
 @pytest.mark.parametrize("reload", [False, True])
@@ -446,9 +446,9 @@ def test_a_loaded_module_of_another_release_is_exchanged_on_request_with_dnf(
 ) -> None:
     loaded = {"version": "570.211.01", "flavour": "open"}
     state_ = rpm_node(bare, module_files=[built()], loaded_driver=loaded, modules=["nvidia"])
-    found = planned("nvidia_driver", state_, {"nvidia_driver": {**GOES, "reload": reload}})
-    assert bool(result_of(found).exchange) is reload
-    assert "module 570.211.01 is loaded, 580.95.05 is installed" in found.reboot_reasons[0]
+    manifest = planned("nvidia_driver", state_, {"nvidia_driver": {**GOES, "reload": reload}})
+    assert bool(result_of(manifest).exchange) is reload
+    assert "module 570.211.01 is loaded, 580.95.05 is installed" in manifest.reboot_reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -460,15 +460,15 @@ def test_with_dnf_too_no_module_is_loaded_while_the_key_waits(
 ) -> None:
     key = {"path": "/var/lib/dkms/mok.pub", "enrolled": enrolled, "waits": False, "fresh": False}
     tools = dict.fromkeys(["mokutil", "openssl"], "1")
-    there = rpm_node(bare, {"key": key}, module_files=[built()], secure_boot=True)
-    assert there.dnf is not None
-    dnf = there.dnf.model_copy(update={"installed": {**there.dnf.installed, **tools}})
+    machine = rpm_node(bare, {"key": key}, module_files=[built()], secure_boot=True)
+    assert machine.dnf is not None
+    dnf = machine.dnf.model_copy(update={"installed": {**machine.dnf.installed, **tools}})
     settings = {"nvidia_driver": {**GOES, "mok_hash": mok_hash}}
-    found = planned("nvidia_driver", there.model_copy(update={"dnf": dnf}), settings)
-    assert (result_of(found).stage_key, bool(found.modules)) == (stage, load)
-    assert result_of(found).key == "/var/lib/dkms/mok.pub"
-    asked = planned("nvidia_driver", there, settings).questions["driver"].body.get("install")
-    assert asked == ["mokutil", "openssl"]
+    manifest = planned("nvidia_driver", machine.model_copy(update={"dnf": dnf}), settings)
+    assert (result_of(manifest).stage_key, bool(manifest.modules)) == (stage, load)
+    assert result_of(manifest).key == "/var/lib/dkms/mok.pub"
+    requested = planned("nvidia_driver", machine, settings).questions["driver"].body.get("install")
+    assert requested == ["mokutil", "openssl"]
 
 
 ZFS = {"name": "zfs", "version": "2.1", "kernel": None, "architecture": None, "state": "added"}
@@ -484,11 +484,11 @@ def test_headers_go_with_the_driver_unless_dkms_builds_other_modules(
     state_ = state_ if dnf else state(driven(bare))
     modules = [{**ZFS, "name": "nvidia"}, *([ZFS] if other else [])]
     facts = type(state_.facts).model_validate({**state_.facts.model_dump(mode="json"), "dkms": modules})
-    found = planned("nvidia_driver", state_.model_copy(update={"facts": facts}), {"nvidia_driver": ABSENT})
-    assert found.packages is not None
-    headers = found.packages.remove_new
+    manifest = planned("nvidia_driver", state_.model_copy(update={"facts": facts}), {"nvidia_driver": ABSENT})
+    assert manifest.packages is not None
+    headers = manifest.packages.remove_new
     assert bool(headers) is not other
-    assert ("zfs" in " ".join(found.notes)) is other
+    assert ("zfs" in " ".join(manifest.notes)) is other
 
 
 @pytest.mark.parametrize(

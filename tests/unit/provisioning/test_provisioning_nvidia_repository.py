@@ -50,9 +50,9 @@ def settled(**settings: Any) -> NodeState:
 
 def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
     state = node()
-    asked = requested(state)
+    first = requested(state)
     url = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-    assert asked.questions[QUESTION].body == {
+    assert first.questions[QUESTION].body == {
         "url": f"{url}3bf863cc.pub",
         "keyring": f"{url}cuda-keyring_1.1-1_all.deb",
     }
@@ -87,14 +87,14 @@ def test_a_key_that_is_not_as_it_was_written_is_fetched_again(text: str) -> None
 
 def test_a_sites_key_by_address_replaces_the_key_of_before() -> None:
     """Nothing pins a site's key: what is on the node may be NVIDIA's, or that of another address."""
-    own, other = "https://mirror.test/own.asc", armored(b"\xc6\x03\x04\x00\x02")
+    address, other = "https://mirror.test/own.asc", armored(b"\xc6\x03\x04\x00\x02")
     state = settled()
-    asked = requested(state, key=own)
-    assert asked.questions[QUESTION].body == {"url": own}
-    answer = {"key": base64.b64encode(other.encode()).decode(), "url": own}
-    manifest = requested(state, answer, key=own)
+    first = requested(state, key=address)
+    assert first.questions[QUESTION].body == {"url": address}
+    answer = {"key": base64.b64encode(other.encode()).decode(), "url": address}
+    manifest = requested(state, answer, key=address)
     assert contents(manifest)[APT_PATHS["key"]] == other
-    assert not requested(after(manifest, state), answer, key=own).pending_reasons
+    assert not requested(after(manifest, state), answer, key=address).pending_reasons
 
 
 def test_a_key_without_a_fingerprint_is_known_by_the_checksum_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ DRIVER = "nvidia_driver"
 
 @pytest.fixture
 def facts() -> dict[str, Any]:
-    found = facts_of(BUNDLE)
-    return {**found, "pci": [*found["pci"], GPU]}
+    recorded = facts_of(BUNDLE)
+    return {**recorded, "pci": [*recorded["pci"], GPU]}
 
 
 def result_of(values: dict[str, Any]) -> nvidia_driver.DriverResult | None:
@@ -128,12 +128,12 @@ def test_each_reason_is_one_line(
     facts: dict[str, Any], driver: dict[str, Any], change: dict[str, Any], words: str
 ) -> None:
     # What is resolved from such a node, the resolver's tests hold.
-    found = [
+    lines = [
         line
         for line in reasons(state_of({**facts, **change}), gpunode_roles=[DRIVER])
         if words in line or not line.startswith(("undetermined", "no-stack"))
     ]
-    assert [words in line for line in found] == [True], found
+    assert [words in line for line in lines] == [True], lines
 
 
 def test_an_image_is_built_without_a_gpu(facts: dict[str, Any], driver: dict[str, Any]) -> None:
@@ -275,7 +275,7 @@ def test_a_typing_error_is_reported_with_its_position(
 
 def test_a_node_with_dnf_gets_no_advice_that_only_apt_can_follow(facts: dict[str, Any], driver: dict[str, Any]) -> None:
     state = node(dnf=True, facts={"secure_boot": True, "pci": facts["pci"], "packages": []})
-    (line,) = [one for one in reasons(state, gpunode_roles=[DRIVER]) if one.startswith("secure-boot: ")]
+    (line,) = [line for line in reasons(state, gpunode_roles=[DRIVER]) if line.startswith("secure-boot: ")]
     assert "nvidia_driver_mok_hash" in line
     assert "ubuntu" not in line
     assert state.dnf is not None
@@ -300,12 +300,12 @@ def precompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     of_context = node_stack.of_context
 
     def answer(*run: Any) -> node_stack.NodeStack:
-        found = of_context(*run)
-        assert found.stack is not None
-        stack = found.stack.model_copy(
-            update={"module": found.stack.module.model_copy(update={"build": "precompiled"}), "warnings": ()}
+        resolved = of_context(*run)
+        assert resolved.stack is not None
+        stack = resolved.stack.model_copy(
+            update={"module": resolved.stack.module.model_copy(update={"build": "precompiled"}), "warnings": ()}
         )
-        return replace(found, group=found.group.model_copy(update={"stack": stack}))
+        return replace(resolved, group=resolved.group.model_copy(update={"stack": stack}))
 
     monkeypatch.setattr(node_stack, "of_context", answer)
 
@@ -363,17 +363,21 @@ def test_users_of_gpus_matter_unless_the_driver_is_sure_to_stay(
     # Without the role for the repository, this plan is not asked for.
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", None)
     state = state_of({**facts, "gpu_processes": [TRAINING]})
-    one: dict[str, Any] = {"gpunode_roles": [DRIVER]}
-    assert names(state, **one) == ["busy"] * busy + ["closure-lags"] * bool(refusals)
-    drained = planned("preflight", state, context(drains=True), **{**ROOM, **one})
+    roles: dict[str, Any] = {"gpunode_roles": [DRIVER]}
+    assert names(state, **roles) == ["busy"] * busy + ["closure-lags"] * bool(refusals)
+    drained = planned("preflight", state, context(drains=True), **{**ROOM, **roles})
     assert len(drained.refusals) == bool(refusals)
 
 
 @pytest.mark.parametrize(
-    ("manager", "asked"), [({}, True), ({"apt": None}, False), ({"apt": None, "dnf": "no bindings"}, False)]
+    ("manager", "expected"), [({}, True), ({"apt": None}, False), ({"apt": None, "dnf": "no bindings"}, False)]
 )
 def test_a_driver_is_not_planned_where_no_package_manager_answers(
-    facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch, manager: dict[str, Any], asked: bool
+    facts: dict[str, Any],
+    driver: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    manager: dict[str, Any],
+    expected: bool,
 ) -> None:
     calls: list[object] = []
 
@@ -389,7 +393,7 @@ def test_a_driver_is_not_planned_where_no_package_manager_answers(
         state = state.model_copy(update={"dnf": rpm.model_copy(update={"error": manager["dnf"]})})
     for others in ({}, {DRIVER: {"state": "absent"}}):
         planned("preflight", state, context(others=others), **ROOM)
-    assert bool(calls) is asked
+    assert bool(calls) is expected
     calls.clear()
     working = state.model_copy(update={"apt": None, "dnf": node(dnf=True).dnf})
     planned("preflight", working, context(), **ROOM)
@@ -408,13 +412,13 @@ def test_a_driver_is_not_planned_where_no_package_manager_answers(
 def test_a_file_system_is_full_below_what_is_required_of_it(
     facts: dict[str, Any], free: dict[str, int], required: dict[str, int], full: list[str]
 ) -> None:
-    found = reasons(state_of({**facts, "disk_free_mib": free}), min_free_mib=required)
-    assert [words in line for words, line in zip(full, found, strict=True)] == [True] * len(full)
+    lines = reasons(state_of({**facts, "disk_free_mib": free}), min_free_mib=required)
+    assert [words in line for words, line in zip(full, lines, strict=True)] == [True] * len(full)
 
 
 @pytest.mark.usefixtures("driver")
 def test_packages_of_another_origin_are_named_unless_they_go(facts: dict[str, Any]) -> None:
-    library = next(one for one in facts["packages"] if one["name"] == "libcuda1")
+    library = next(package for package in facts["packages"] if package["name"] == "libcuda1")
     facts["packages"].append({**library, "name": "libnvidia-compute-580-server", **UBUNTU})
     assert names(state_of(facts), gpunode_roles=[DRIVER])[:1] == ["mixed-sources"]
     assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"switch": True}}, gpunode_roles=[DRIVER])
@@ -423,13 +427,13 @@ def test_packages_of_another_origin_are_named_unless_they_go(facts: dict[str, An
 
 @pytest.mark.usefixtures("driver")
 def test_a_driver_of_another_line_is_named_if_it_is_installed(facts: dict[str, Any]) -> None:
-    one = {**facts["packages"][0], "source": "nvidia-graphics-drivers-legacy-390xx"}
-    facts["packages"] = [{**one, "name": f"p{number}"} for number in range(6, 0, -1)]
+    legacy = {**facts["packages"][0], "source": "nvidia-graphics-drivers-legacy-390xx"}
+    facts["packages"] = [{**legacy, "name": f"p{number}"} for number in range(6, 0, -1)]
     facts["packages"] += [
-        {**one, "name": "p0", "installed": False},
-        {**one, "name": "a", "source": "nvidia-graphics-drivers"},
+        {**legacy, "name": "p0", "installed": False},
+        {**legacy, "name": "a", "source": "nvidia-graphics-drivers"},
     ]
-    (line,) = [one for one in reasons(state_of(facts), gpunode_roles=[DRIVER]) if one.startswith("other-line")]
+    (line,) = [line for line in reasons(state_of(facts), gpunode_roles=[DRIVER]) if line.startswith("other-line")]
     assert "(p1, p2, p3, p4, p5)" in line
     assert "other-line" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[DRIVER])
 
@@ -457,13 +461,13 @@ def test_only_systems_that_the_roles_know_are_recommended(
     facts: dict[str, Any], system: dict[str, Any] | None, words: str | None
 ) -> None:
     change = {"os": None if system is None else {"codename": None, **system}, "architecture": None, "pci": None}
-    found = [
+    lines = [
         line
         for line in reasons(state_of({**facts, **change}), gpunode_roles=[DRIVER])
         if line.startswith("unsupported")
     ]
-    assert len(found) == (words is not None)
-    for line in found:
+    assert len(lines) == (words is not None)
+    for line in lines:
         assert line.startswith(words or "")
         assert line.endswith(
             "supported are Ubuntu 22.04, Ubuntu 24.04, Ubuntu 26.04, Debian 12, Debian 13, RHEL 9, RHEL 10"
@@ -477,9 +481,9 @@ def test_a_supported_system_of_another_package_manager_is_for_plans_alone(
     row = SimpleNamespace(name="Azure Linux 3", supported=supported, manager=manager)
     catalog = SimpleNamespace(os_of=lambda *_: row, systems={"azl3": row})
     monkeypatch.setattr(preflight, "load", lambda: catalog)
-    found = list(preflight._unsupported(node(facts=facts).facts))
-    assert [words in line for line in found if words] == [True] * (words is not None)
-    assert len(found) == (words is not None)
+    lines = list(preflight._unsupported(node(facts=facts).facts))
+    assert [words in line for line in lines if words] == [True] * (words is not None)
+    assert len(lines) == (words is not None)
 
 
 @pytest.mark.usefixtures("driver")
@@ -501,9 +505,9 @@ def test_how_secure_boot_is_met_is_reported_for_each_package_manager(facts: dict
 def test_warnings_of_the_resolver_are_noted_where_there_is_a_stack(
     facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = node_stack.of_context(node(facts=facts).facts, context())
-    assert found.stack is not None
-    stack = SimpleNamespace(warnings=[SimpleNamespace(text="old")], module=found.stack.module)
+    resolved = node_stack.of_context(node(facts=facts).facts, context())
+    assert resolved.stack is not None
+    stack = SimpleNamespace(warnings=[SimpleNamespace(text="old")], module=resolved.stack.module)
     monkeypatch.setattr(node_stack, "of_context", lambda *_: SimpleNamespace(stack=stack, problems=("no-stack: x",)))
     noted = planned("preflight", state_of({**facts, "gaps": {}}), context(), **ROOM)
     assert (noted.notes, noted.refusals) == (("old",), ("no-stack: x",))
@@ -546,7 +550,7 @@ def test_a_role_is_used_alone_on_a_node_without_gpus_and_without_room_for_a_driv
     assert [line.partition(":")[0] for line in planned("preflight", state_of(old), run).refusals] == ["unsupported"]
 
 
-@pytest.mark.parametrize("role", [one.name for one in ORDER if one.for_gpus and one.name != DRIVER])
+@pytest.mark.parametrize("role", [role.name for role in ORDER if role.for_gpus and role.name != DRIVER])
 def test_a_role_for_gpus_is_refused_on_a_node_without_any(facts: dict[str, Any], role: str) -> None:
-    found = planned("preflight", state_of({**facts, "pci": []}), context(roles=(role,)), **ROOM).refusals
-    assert "no-gpu" in [line.partition(":")[0] for line in found]
+    refusals = planned("preflight", state_of({**facts, "pci": []}), context(roles=(role,)), **ROOM).refusals
+    assert "no-gpu" in [line.partition(":")[0] for line in refusals]

@@ -70,9 +70,9 @@ def made(
     state: NodeState, offered: dict[str, list[str]] | None = None, driver: dict[str, Any] | None = None, **settings: Any
 ) -> Manifest:
     """The plan after the node answered what its repositories offer."""
-    given = {"state": "present", **settings}
+    requested = {"state": "present", **settings}
     answers = {} if offered is None else {"answers": {"offers": {"offered": offered}}}
-    return planned("rdma", state, {"rdma": given, "nvidia_driver": driver or {}}, **answers)
+    return planned("rdma", state, {"rdma": requested, "nvidia_driver": driver or {}}, **answers)
 
 
 def result_of(manifest: Manifest) -> RdmaResult:
@@ -101,18 +101,18 @@ CLOSED = {**OPEN, "flavour": "proprietary"}
 
 
 def test_by_default_nothing_is_done() -> None:
-    found = planned("rdma", node())
-    assert (found.pending_reasons, found.files, found.packages, found.questions) == ((), (), None, {})
+    manifest = planned("rdma", node())
+    assert (manifest.pending_reasons, manifest.files, manifest.packages, manifest.questions) == ((), (), None, {})
 
 
 def test_missing_packages_are_asked_for_first_and_a_settled_node_is_asked_nothing() -> None:
     first = made(node("rdma-core"), driver=OPEN)
     assert first.questions["offers"].body == {"names": sorted(DEBIAN[1:]), "files": {}}
-    found = made(node("rdma-core"), OFFERED, driver=OPEN)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == DEBIAN
-    assert found.pending
+    manifest = made(node("rdma-core"), OFFERED, driver=OPEN)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == DEBIAN
+    assert manifest.pending
     text = "x\n"
     memory = {"/var/lib/gpunode/rdma": {"kind": "folder", "mode": "0755", "entries": 1}}
     settled = made(node(*DEBIAN, files=memory, contents={ROLE.record: text}), driver=OPEN)
@@ -121,18 +121,18 @@ def test_missing_packages_are_asked_for_first_and_a_settled_node_is_asked_nothin
 
 def test_dnf_gets_the_names_of_its_own() -> None:
     names = ("rdma-core", "libibverbs", "libibverbs-utils", "librdmacm-utils", "infiniband-diags")
-    found = made(node(dnf=True), {name: ["57.0-1.el9"] for name in names}, driver=OPEN)
-    assert found.packages is not None
-    assert found.packages.manager == "dnf"
-    assert found.packages.install == names
+    manifest = made(node(dnf=True), {name: ["57.0-1.el9"] for name in names}, driver=OPEN)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "dnf"
+    assert manifest.packages.install == names
 
 
 def test_a_package_that_is_not_offered_is_named_and_rdma_core_is_required() -> None:
-    found = made(node(), {name: ["1"] for name in DEBIAN if name != "rdmacm-utils"}, driver=OPEN)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert "rdmacm-utils" not in found.packages.install
-    assert any(note.startswith("rdmacm-utils: no configured repository") for note in found.notes)
+    manifest = made(node(), {name: ["1"] for name in DEBIAN if name != "rdmacm-utils"}, driver=OPEN)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert "rdmacm-utils" not in manifest.packages.install
+    assert any(note.startswith("rdmacm-utils: no configured repository") for note in manifest.notes)
     assert made(node(), {}, driver=OPEN).refusals[0].startswith("no-rdma-core: ")
 
 
@@ -140,8 +140,8 @@ def test_a_package_that_is_not_offered_is_named_and_rdma_core_is_required() -> N
 
 
 def test_dma_buf_needs_no_module() -> None:
-    found = made(node(*DEBIAN), driver=OPEN)
-    assert (modules_of(found), found.notes) == ([], ())
+    manifest = made(node(*DEBIAN), driver=OPEN)
+    assert (modules_of(manifest), manifest.notes) == ([], ())
 
 
 def test_a_kernel_that_no_package_has_counts_as_it_runs() -> None:
@@ -151,11 +151,11 @@ def test_a_kernel_that_no_package_has_counts_as_it_runs() -> None:
 
 def test_nvidia_peermem_is_loaded_where_dma_buf_does_not_do_and_the_kernel_has_its_interface() -> None:
     loaded = {"version": "580.95.05", "flavour": "proprietary"}
-    found = made(node(*DEBIAN, peer_memory=True, loaded_driver=loaded), driver=CLOSED)
-    assert modules_of(found) == ["nvidia_peermem"]
-    assert found.modules == ("nvidia_peermem",)
-    there = made(node(*DEBIAN, peer_memory=True, loaded_driver=loaded, modules=["nvidia_peermem"]), driver=CLOSED)
-    assert there.modules == ()
+    manifest = made(node(*DEBIAN, peer_memory=True, loaded_driver=loaded), driver=CLOSED)
+    assert modules_of(manifest) == ["nvidia_peermem"]
+    assert manifest.modules == ("nvidia_peermem",)
+    settled = made(node(*DEBIAN, peer_memory=True, loaded_driver=loaded, modules=["nvidia_peermem"]), driver=CLOSED)
+    assert settled.modules == ()
 
 
 def test_nvidia_peermem_is_listed_for_boot_by_the_run_that_loads_it(key: Path) -> None:
@@ -173,9 +173,9 @@ def test_nvidia_peermem_is_listed_for_boot_by_the_run_that_loads_it(key: Path) -
 
 @pytest.mark.parametrize("interface", [False, None])
 def test_a_module_that_would_fail_at_boot_is_not_listed(interface: bool | None) -> None:
-    found = made(node(*DEBIAN, peer_memory=interface), driver=CLOSED)
-    assert modules_of(found) == []
-    assert "the modules are proprietary" in found.notes[0]
+    manifest = made(node(*DEBIAN, peer_memory=interface), driver=CLOSED)
+    assert modules_of(manifest) == []
+    assert "the modules are proprietary" in manifest.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -190,17 +190,17 @@ def test_a_module_that_would_fail_at_boot_is_not_listed(interface: bool | None) 
 def test_a_requested_path_that_is_not_there_is_refused_by_name(
     facts: dict[str, Any], driver: dict[str, Any], requested: str, word: str
 ) -> None:
-    found = made(node(*DEBIAN, **facts), driver=driver, gpudirect=requested)
-    assert [refusal for refusal in found.refusals if refusal.startswith(word)] == list(found.refusals)
-    assert len(found.refusals) == 1
-    assert found.packages is None
+    manifest = made(node(*DEBIAN, **facts), driver=driver, gpudirect=requested)
+    assert [refusal for refusal in manifest.refusals if refusal.startswith(word)] == list(manifest.refusals)
+    assert len(manifest.refusals) == 1
+    assert manifest.packages is None
 
 
 def test_fifth_generation_nvlink_gets_the_module_of_management_datagrams() -> None:
-    found = made(node(*DEBIAN, pci=gpus(B200)), driver=OPEN)
-    assert "ib_umad" in modules_of(found)
-    assert "ib_umad" in found.modules
-    assert any("module ib_umad is not loaded" in reason for reason in found.pending_reasons)
+    manifest = made(node(*DEBIAN, pci=gpus(B200)), driver=OPEN)
+    assert "ib_umad" in modules_of(manifest)
+    assert "ib_umad" in manifest.modules
+    assert any("module ib_umad is not loaded" in reason for reason in manifest.pending_reasons)
     # The kernel of a container is the host's.
     inside = made(node(*DEBIAN, pci=gpus(B200), virtualization="docker", simulated=False), driver=OPEN)
     assert inside.modules == ()
@@ -211,12 +211,12 @@ def test_fifth_generation_nvlink_gets_the_module_of_management_datagrams() -> No
 
 def test_gdrcopy_and_gds_come_on_request_and_their_modules_are_loaded_at_boot() -> None:
     offers = {"gdrdrv-dkms": ["2.5.1-1"], "libgdrapi": ["2.5.1-1"], "nvidia-fs": ["2.29.4-1"]}
-    found = made(node(*DEBIAN), offers, driver=OPEN, gdrcopy=True, gds=True)
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == (*DEBIAN, "gdrdrv-dkms", "libgdrapi", "nvidia-fs")
-    assert modules_of(found) == ["gdrdrv", "nvidia_fs"]
-    assert found.modules == ()
+    manifest = made(node(*DEBIAN), offers, driver=OPEN, gdrcopy=True, gds=True)
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == (*DEBIAN, "gdrdrv-dkms", "libgdrapi", "nvidia-fs")
+    assert modules_of(manifest) == ["gdrdrv", "nvidia_fs"]
+    assert manifest.modules == ()
     loaded = {"version": "580.95.05", "flavour": "open"}
     after = made(node(*DEBIAN, *offers, loaded_driver=loaded), driver=OPEN, gdrcopy=True, gds=True)
     assert after.modules == ("gdrdrv", "nvidia_fs")
@@ -224,9 +224,9 @@ def test_gdrcopy_and_gds_come_on_request_and_their_modules_are_loaded_at_boot() 
 
 @pytest.mark.parametrize(("version", "refused"), [("2.29.4-1", True), ("2.13.5~11.8.0-5~deb12u1", False)])
 def test_a_gds_that_needs_the_open_modules_is_refused_with_proprietary_ones(version: str, refused: bool) -> None:
-    found = made(node(*DEBIAN), {"nvidia-fs-dkms": [version]}, driver=CLOSED, gds=True)
-    assert bool(found.refusals) is refused
-    assert all(refusal.startswith("gds: ") and "open kernel modules" in refusal for refusal in found.refusals)
+    manifest = made(node(*DEBIAN), {"nvidia-fs-dkms": [version]}, driver=CLOSED, gds=True)
+    assert bool(manifest.refusals) is refused
+    assert all(refusal.startswith("gds: ") and "open kernel modules" in refusal for refusal in manifest.refusals)
 
 
 @pytest.mark.parametrize("part", ["gdrcopy", "gds"])
@@ -263,23 +263,23 @@ def test_a_doca_release_is_asked_for_with_its_repository_before_anything_is_writ
     assert body["names"] == ["doca-ofed"]
     assert URL in body["files"][SOURCES]
     assert "PGP PUBLIC KEY" in body["files"][KEY]
-    found = doca(node(), key, {"doca-ofed": ["3.2.1-044000"]})
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("doca-ofed",)
-    assert {SOURCES, KEY, PREFERENCES} <= written(found)
-    undo = undo_of(found)
+    manifest = doca(node(), key, {"doca-ofed": ["3.2.1-044000"]})
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("doca-ofed",)
+    assert {SOURCES, KEY, PREFERENCES} <= written(manifest)
+    undo = undo_of(manifest)
     assert undo.packages is not None
     assert undo.packages.manager == "apt"
     assert undo.packages.remove_new == ("doca-ofed",)
     assert {file.path for file in undo.files} >= {SOURCES, KEY, MARKER}
-    assert found.restart_mark == MARKER
+    assert manifest.restart_mark == MARKER
 
 
 def test_with_dnf_what_reverts_doca_names_it_before_it_is_installed() -> None:
     """The plan is made before the transaction: the record on the node then decides what the role installed."""
-    found = made(node("rdma-core", dnf=True), {"doca-ofed": ["3.2.1"]}, driver=OPEN, source="doca")
-    undo = undo_of(found).packages
+    manifest = made(node("rdma-core", dnf=True), {"doca-ofed": ["3.2.1"]}, driver=OPEN, source="doca")
+    undo = undo_of(manifest).packages
     assert undo is not None
     assert undo.manager == "dnf"
     assert (undo.remove_new, undo.memory) == (("doca-ofed",), ROLE.record)
@@ -293,18 +293,18 @@ def test_a_doca_that_is_not_for_this_node_is_named_and_nothing_is_changed(key: P
     assert "linux-headers-6.1.0-30-amd64" in kernel.refusals[0]
     boot = doca(node(secure_boot=True), key, {"doca-ofed": ["3.2.1"]})
     assert boot.refusals[0].startswith("doca-secure-boot: ")
-    for found in (system, kernel, boot):
-        assert (found.files, found.packages) == ((), None)
+    for manifest in (system, kernel, boot):
+        assert (manifest.files, manifest.packages) == ((), None)
     offers = {"doca-ofed": ["3.2.1"], "linux-headers-6.1.0-30-amd64": ["6.1.119-1"]}
     assert doca(node(headers=False), key, offers).refusals == ()
 
 
 def test_a_repository_that_does_not_answer_is_named(key: Path) -> None:
-    given = {"rdma": {"state": "present", "source": "doca", "doca_url": URL, "doca_key": str(key)}}
+    requested = {"rdma": {"state": "present", "source": "doca", "doca_url": URL, "doca_key": str(key)}}
     answers = {"offers": {"error": f"E: The repository '{URL} ./ Release' does not have a Release file."}}
-    found = planned("rdma", node(), {**given, "nvidia_driver": OPEN}, answers=answers)
-    assert found.refusals[0].startswith("doca-unreachable: E: The repository")
-    assert found.packages is None
+    manifest = planned("rdma", node(), {**requested, "nvidia_driver": OPEN}, answers=answers)
+    assert manifest.refusals[0].startswith("doca-unreachable: E: The repository")
+    assert manifest.packages is None
 
 
 @pytest.mark.parametrize(
@@ -324,18 +324,20 @@ def test_a_malformed_repository_is_named(settings: dict[str, Any], words: str) -
 
 
 def test_doca_of_the_nodes_own_sources_needs_no_file() -> None:
-    found = made(node(), {"doca-ofed": ["3.2.1"]}, driver=OPEN, source="doca")
-    assert written(found) == set()
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("doca-ofed",)
+    manifest = made(node(), {"doca-ofed": ["3.2.1"]}, driver=OPEN, source="doca")
+    assert written(manifest) == set()
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("doca-ofed",)
 
 
 def test_new_modules_wait_for_a_boot(key: Path) -> None:
     files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
-    found = doca(node("doca-ofed", files=files, contents={MARKER: "DOCA-OFED was installed\n"}, peer_memory=True), key)
-    assert found.reboot_reasons == ("DOCA-OFED's kernel modules are loaded at the next boot",)
-    assert result_of(found).undo is None
+    manifest = doca(
+        node("doca-ofed", files=files, contents={MARKER: "DOCA-OFED was installed\n"}, peer_memory=True), key
+    )
+    assert manifest.reboot_reasons == ("DOCA-OFED's kernel modules are loaded at the next boot",)
+    assert result_of(manifest).undo is None
     assert doca(node("doca-ofed", files=files), key).reboot_reasons == ()
 
 
@@ -349,12 +351,12 @@ def test_modules_that_dkms_did_not_build_for_this_kernel_are_named(
     state = "added" if kernel is None else "installed"
     row = {"name": "mlnx-ofed-kernel", "version": "25.10", "kernel": kernel, "architecture": None, "state": state}
     files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
-    found = doca(node("doca-ofed", files=files, contents={ROLE.record: record}, dkms=[row]), key)
-    text = result_of(found).problem
+    manifest = doca(node("doca-ofed", files=files, contents={ROLE.record: record}, dkms=[row]), key)
+    text = result_of(manifest).problem
     assert bool(text) is problem
-    assert [note for note in found.notes if note.startswith("doca-kernel: ")] == ([text] if text else [])
+    assert [note for note in manifest.notes if note.startswith("doca-kernel: ")] == ([text] if text else [])
     # It came with this role: what takes it back is there.
-    undo = undo_of(found).packages
+    undo = undo_of(manifest).packages
     assert undo is not None
     assert undo.manager == "apt"
     assert undo.remove_new == ("doca-ofed",)
@@ -373,17 +375,17 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
         contents={ROLE.record: "rdma-core\nibverbs-providers\n"},
         modules=["nvidia_peermem"],
     )
-    found = planned("rdma", state, {"rdma": {"state": "absent"}})
+    manifest = planned("rdma", state, {"rdma": {"state": "absent"}})
     gone = {
         reason.removesuffix(" must be removed")
-        for reason in found.pending_reasons
+        for reason in manifest.pending_reasons
         if reason.endswith(" must be removed")
     }
     assert gone == {"ibverbs-utils", "rdmacm-utils", "infiniband-diags", "doca-ofed", "gdrdrv-dkms", MODULES}
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert "rdma-core" in found.packages.restore
-    assert [note.partition(" stays ")[0].partition(" stay ")[0] for note in found.notes] == [
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert "rdma-core" in manifest.packages.restore
+    assert [note.partition(" stays ")[0].partition(" stay ")[0] for note in manifest.notes] == [
         "module nvidia_peermem",
         "DOCA-OFED's modules",
     ]
@@ -424,12 +426,14 @@ def test_names_of_devices_replace_the_rule_of_rdma_core() -> None:
 
 
 def test_a_rule_file_of_the_site_is_not_replaced_and_not_removed() -> None:
-    theirs = node(*DEBIAN, files={NAMES: {"kind": "file"}}, contents={NAMES: "# ours\n"})
-    assert [text.partition(":")[0] for text in made(theirs, names="pci").refusals] == ["names"]
-    for manifest in (made(theirs), planned("rdma", theirs, {"rdma": {"state": "absent"}})):
+    foreign = node(*DEBIAN, files={NAMES: {"kind": "file"}}, contents={NAMES: "# ours\n"})
+    assert [text.partition(":")[0] for text in made(foreign, names="pci").refusals] == ["names"]
+    for manifest in (made(foreign), planned("rdma", foreign, {"rdma": {"state": "absent"}})):
         assert NAMES not in {file.path for file in manifest.files}
-    own = node(*DEBIAN, files={NAMES: {"kind": "file"}}, contents={NAMES: "# Managed by gpunode (role rdma): names\n"})
-    assert NAMES in {file.path for file in planned("rdma", own, {"rdma": {"state": "absent"}}).files}
+    managed = node(
+        *DEBIAN, files={NAMES: {"kind": "file"}}, contents={NAMES: "# Managed by gpunode (role rdma): names\n"}
+    )
+    assert NAMES in {file.path for file in planned("rdma", managed, {"rdma": {"state": "absent"}}).files}
 
 
 @pytest.mark.parametrize(

@@ -48,21 +48,21 @@ def machine(nic: dict[str, Any] | None = None, *, tos: int | None = None, **more
 
 
 def made(state: NodeState, settings: dict[str, Any] | None = None, **run: Any) -> Manifest:
-    given = {"state": "present", **(REQUESTED if settings is None else settings)}
-    return planned("rdma", state, {"rdma": given, "nvidia_driver": OPEN, **run})
+    requested = {"state": "present", **(REQUESTED if settings is None else settings)}
+    return planned("rdma", state, {"rdma": requested, "nvidia_driver": OPEN, **run})
 
 
 def test_an_interface_is_set_now_and_at_each_boot() -> None:
-    found = made(machine())
-    texts = {file.path: file for file in found.files}
+    manifest = made(machine())
+    texts = {file.path: file for file in manifest.files}
     assert texts[PROGRAM].mode == "0755"
     command = f"/usr/bin/python3 -I {PROGRAM} apply %I pfc=3 dscp=26:3,48:6 tos=106"
     lines = str(texts[UNIT_FILE].content).splitlines()
     assert [f"ExecStart={command}", f"ExecReload={command}"] == [line for line in lines if line.startswith("Exec")]
     assert "WantedBy=sys-subsystem-net-devices-%i.device" in lines
-    (unit,) = found.units
+    (unit,) = manifest.units
     assert (unit.name, unit.enabled, unit.state) == ("gpunode-roce@rail0.service", True, "reloaded")
-    assert "mlx5 restarts the link" in found.notes[-1]
+    assert "mlx5 restarts the link" in manifest.notes[-1]
     # Nothing is asked for: nothing is there, and removed if it is.
     plain = made(machine(), {})
     assert {file.path: file.content for file in plain.files if file.path in (PROGRAM, UNIT_FILE)} == {
@@ -72,7 +72,7 @@ def test_an_interface_is_set_now_and_at_each_boot() -> None:
     assert (plain.units, plain.commands, plain.notes) == ((), (), ())
 
 
-def as_written(found: Manifest) -> dict[str, dict[str, Any]]:
+def as_written(manifest: Manifest) -> dict[str, dict[str, Any]]:
     """The files of a manifest as a node reports them."""
     import hashlib  # noqa: PLC0415
 
@@ -84,7 +84,7 @@ def as_written(found: Manifest) -> dict[str, dict[str, Any]]:
             "group": "root",
             "sha256": hashlib.sha256(file.data or b"").hexdigest(),
         }
-        for file in found.files
+        for file in manifest.files
         if file.content is not None
     }
 
@@ -99,8 +99,8 @@ def test_a_settled_node_has_nothing_pending_and_what_somebody_changed_is_set_aga
         ({**AS_REQUESTED, "dscp": ("48:6",)}, 106, "DSCP 26 has no priority"),
         (AS_REQUESTED, 0, "RDMA CM has another traffic class"),
     ):
-        found = made(machine(nic, tos=tos, files=files, units=[unit]))
-        assert found.pending_reasons == (f"gpunode-roce@rail0.service has to be reloaded: {words}",)
+        manifest = made(machine(nic, tos=tos, files=files, units=[unit]))
+        assert manifest.pending_reasons == (f"gpunode-roce@rail0.service has to be reloaded: {words}",)
     failed = {**unit, "active": "failed", "sub": "failed"}
     assert made(machine(AS_REQUESTED, tos=106, files=files, units=[failed])).pending_reasons == (
         "gpunode-roce@rail0.service does not run",
@@ -121,11 +121,11 @@ def test_a_settled_node_has_nothing_pending_and_what_somebody_changed_is_set_aga
     ids=["no dcb", "unknown", "no DCB", "agent", "firmware", "no RDMA", "busy"],
 )
 def test_what_cannot_be_set_is_refused_before_any_change(state: NodeState, words: str) -> None:
-    found = made(state)
-    assert len(found.refusals) == 1
-    assert found.refusals[0].startswith("roce: ")
-    assert words in found.refusals[0]
-    assert (found.files, found.units, found.commands, found.packages) == ((), (), (), None)
+    manifest = made(state)
+    assert len(manifest.refusals) == 1
+    assert manifest.refusals[0].startswith("roce: ")
+    assert words in manifest.refusals[0]
+    assert (manifest.files, manifest.units, manifest.commands, manifest.packages) == ((), (), (), None)
 
 
 def test_jobs_on_the_gpus_are_not_cut_off_unless_that_is_allowed() -> None:
@@ -144,17 +144,17 @@ def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it()
     files = {PROGRAM: {"kind": "file"}, UNIT_FILE: {"kind": "file"}, "/run/gpunode/roce-rail-1.json": {"kind": "file"}}
     unit = {"name": unit_of("rail-1"), "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"}
     state = machine(AS_REQUESTED, tos=106, files=files, units=[unit])
-    for found in (made(state), made(state, {}), planned("rdma", state, {"rdma": {"state": "absent"}})):
-        stopped = found.units[0]
+    for manifest in (made(state), made(state, {}), planned("rdma", state, {"rdma": {"state": "absent"}})):
+        stopped = manifest.units[0]
         assert (stopped.name, stopped.enabled, stopped.state, stopped.phase) == (
             r"gpunode-roce@rail\x2d1.service",
             False,
             "stopped",
             "before",
         )
-        (command,) = found.commands
+        (command,) = manifest.commands
         assert (command.argv, command.phase) == (("/usr/bin/python3", "-I", PROGRAM, "restore", "rail-1"), "before")
-        assert "rail-1: flow control and code points have to be restored" in found.pending_reasons
+        assert "rail-1: flow control and code points have to be restored" in manifest.pending_reasons
     busy = planned(
         "rdma", state.model_copy(update={"facts": machine(gpu_processes=None).facts}), {"rdma": {"state": "absent"}}
     )
@@ -198,16 +198,16 @@ ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=20), s
 def test_no_setting_becomes_another_word_of_the_command(names: Any, pfc: Any, dscp: Any, tos: Any) -> None:
     given_ = {"roce_interfaces": names, "roce_pfc": pfc, "roce_dscp": dscp, "roce_tos": tos}
     try:
-        found = made(machine(), given_)
+        manifest = made(machine(), given_)
     except UsageError:
         return
-    text = next((file.content for file in found.files if file.path == UNIT_FILE), None) or ""
+    text = next((file.content for file in manifest.files if file.path == UNIT_FILE), None) or ""
     for line in (line for line in text.splitlines() if line.startswith("Exec")):
         for word in line.partition("apply %I ")[2].split():
             name, _, value = word.partition("=")
             assert name in ("pfc", "dscp", "tos")
             assert set(value) <= set("0123456789,:")
-    assert all(INTERFACE.fullmatch(name) for name in names if found.units)
+    assert all(INTERFACE.fullmatch(name) for name in names if manifest.units)
 
 
 @settings(max_examples=effort(40, 150), deadline=None)
@@ -217,10 +217,10 @@ def test_names_that_a_node_reports_are_no_words_of_a_command(record: str, unit: 
         files={PROGRAM: {"kind": "file"}, f"/run/gpunode/roce-{record}.json": {"kind": "file"}},
         units=[{"name": f"gpunode-roce@{unit}.service", "load": "loaded", "active": "active", "sub": "exited"}],
     )
-    found = planned("rdma", state, {"rdma": {"state": "absent"}})
-    for command in found.commands:
+    manifest = planned("rdma", state, {"rdma": {"state": "absent"}})
+    for command in manifest.commands:
         assert all(INTERFACE.fullmatch(name) for name in command.argv[4:])
-    assert all(INTERFACE.fullmatch(one.name[13:-8].replace(r"\x2d", "-")) for one in found.units)
+    assert all(INTERFACE.fullmatch(unit.name[13:-8].replace(r"\x2d", "-")) for unit in manifest.units)
 
 
 # --- the program
@@ -283,8 +283,8 @@ class World:
         self.file.write_text(json.dumps(world), encoding="utf-8")
 
     def read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
-        return found
+        document: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        return document
 
     @property
     def table(self) -> dict[str, Any]:
@@ -349,8 +349,8 @@ def test_the_program_reports_what_the_driver_does_not_take(world: World) -> None
     ],
 )
 def test_the_program_names_what_it_cannot_set(world: World, words: tuple[str, ...], code: int, text: str) -> None:
-    found, message = world.run(*words)
-    assert found == code
+    exit_code, message = world.run(*words)
+    assert exit_code == code
     assert text in message
     assert world.table == BEFORE
 

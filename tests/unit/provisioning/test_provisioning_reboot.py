@@ -78,8 +78,8 @@ def test_a_busy_node_is_drained_first_and_then_refused() -> None:
 def test_updates_are_a_reason_where_that_is_requested() -> None:
     waiting = node(texts=THERE, facts={"reboot_required": ["linux-image-6.8", "libc6"]})
     assert not decided(waiting, reboot_reasons=()).pending
-    asked = decided(waiting, {"gpunode_reboot_for_updates": True}, reboot_reasons=())
-    assert asked.pending_reasons == ("a reboot is pending: updates: linux-image-6.8, libc6",)
+    manifest = decided(waiting, {"gpunode_reboot_for_updates": True}, reboot_reasons=())
+    assert manifest.pending_reasons == ("a reboot is pending: updates: linux-image-6.8, libc6",)
 
 
 @pytest.mark.parametrize(("boot_before", "pending"), [("", True), ("other-boot", True), ("earlier-boot", False)])

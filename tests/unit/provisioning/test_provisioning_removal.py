@@ -50,15 +50,15 @@ DATA: dict[str, Any] = {
 @pytest.mark.parametrize("role", PRESENT)
 def test_absent_removes_every_file_that_present_writes(role: str) -> None:
     settings = settings_of(role)
-    there = {**PRESENT[role], **({"state": "present"} if "state" in settings else {})}
+    requested = {**PRESENT[role], **({"state": "present"} if "state" in settings else {})}
     state = node({**AT, **DOCKER}, engine=RUNS, facts={**FACTS, **LOADED})
     ssh = json.loads((FIXTURES / "debian-12.json").read_text(encoding="utf-8"))
     ssh["units"]["ssh.socket"] |= {"load": "loaded", "active": "active", "enabled": "enabled"}
     state = state.model_copy(update={"ssh": SshState.model_validate(ssh)})
     run = context(others=NVIDIAS, answers={"rules": {"error": None}, "sysctl": {}, "data_root": DATA})
-    first = planned(role, state, run, **there)
+    first = planned(role, state, run, **requested)
     written = {file.path for file in first.files if file.content is not None}
     assert written, (first.refusals, first.questions)
-    second = planned(role, after(first, state), run, **{**there, "state": "absent"})
+    second = planned(role, after(first, state), run, **{**requested, "state": "absent"})
     removed = {file.path for file in second.files if file.content is None}
     assert written - removed - SHARED == set()

@@ -30,8 +30,8 @@ def offer(
     facts = facts_of(BUNDLE)
     facts |= {"os": {**facts["os"], "id": distribution, "version_id": system}, "architecture": machine}
     state = state_of(facts, {"sources": [], **(apt or {})})
-    given = nvidia_repository.NvidiaRepositorySettings(**settings)
-    return nvidia_repository.offered(state, given, context_of(), source)
+    model = nvidia_repository.NvidiaRepositorySettings(**settings)
+    return nvidia_repository.offered(state, model, context_of(), source)
 
 
 def entry(file: str, *uris: str) -> dict[str, Any]:
@@ -39,17 +39,17 @@ def entry(file: str, *uris: str) -> dict[str, Any]:
 
 
 def test_nvidias_own_comes_with_its_key_by_fingerprint() -> None:
-    found = offer()
+    repository = offer()
     url = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-    assert found.archive is not None
-    assert (found.archive.uri, found.archive.key) == (url, f"{url}3bf863cc.pub")
-    assert found.archive.fingerprints == ("EB693B3035CD5710E231E123A4B469963BF863CC",)
-    assert found.archive.keyring == f"{url}cuda-keyring_1.1-1_all.deb"
+    assert repository.archive is not None
+    assert (repository.archive.uri, repository.archive.key) == (url, f"{url}3bf863cc.pub")
+    assert repository.archive.fingerprints == ("EB693B3035CD5710E231E123A4B469963BF863CC",)
+    assert repository.archive.keyring == f"{url}cuda-keyring_1.1-1_all.deb"
     newer = offer(system="13").archive
     assert newer is not None
     assert newer.fingerprints == ("02182E60104FCDC26EAE1B8597A5D4CB8793F200",)
-    assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in found.files[PATHS["sources"]]
-    assert found.problems == ()
+    assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in repository.files[PATHS["sources"]]
+    assert repository.problems == ()
 
 
 def test_the_distributions_packages_come_first() -> None:
@@ -65,13 +65,13 @@ def test_the_distributions_packages_come_first() -> None:
 def test_a_mirror_with_its_own_key(tmp_path: Path) -> None:
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
-    found = offer(url="http://mirror.test/cuda/", key=str(file), proxy="http://proxy.test:3128")
-    assert found.archive is not None
-    assert found.archive.uri == "http://mirror.test/cuda/debian12/x86_64/"
-    assert (found.archive.key, found.archive.keyring) == (str(file), ""), "no other key is fetched for it"
-    text, _ = repository_key(found.archive, found.key_path, state_of(facts_of(BUNDLE)), context_of())
+    repository = offer(url="http://mirror.test/cuda/", key=str(file), proxy="http://proxy.test:3128")
+    assert repository.archive is not None
+    assert repository.archive.uri == "http://mirror.test/cuda/debian12/x86_64/"
+    assert (repository.archive.key, repository.archive.keyring) == (str(file), ""), "no other key is fetched for it"
+    text, _ = repository_key(repository.archive, repository.key_path, state_of(facts_of(BUNDLE)), context_of())
     assert text == armored(PACKET)
-    assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in found.files[PATHS["proxy"]]
+    assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in repository.files[PATHS["proxy"]]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_key_that_nothing_vouches_for_is_not_accepted(
 
 
 def test_another_source_removes_it_unless_it_is_requested() -> None:
-    found = offer(source="debian")
-    assert not found.wanted
-    assert found.files == {}
+    repository = offer(source="debian")
+    assert not repository.wanted
+    assert repository.files == {}
     assert offer(source="debian", state="present").wanted
     assert not offer(state="absent").wanted
 
@@ -118,7 +118,7 @@ def test_old_lists_go_and_shared_ones_are_named() -> None:
     cuda = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
     old = entry("/etc/apt/sources.list.d/cuda-debian12-x86_64.list", cuda)
     shared = entry("/etc/apt/sources.list", "http://deb.example/debian", cuda)
-    found = offer({"sources": [old, shared], "installed": {"cuda-keyring": "1.1-1"}})
-    assert found.old_lists == ("/etc/apt/sources.list.d/cuda-debian12-x86_64.list",)
-    assert found.old_packages == ("cuda-keyring",)
-    assert [line.partition(":")[0] for line in found.problems] == ["repository-twice"]
+    repository = offer({"sources": [old, shared], "installed": {"cuda-keyring": "1.1-1"}})
+    assert repository.old_lists == ("/etc/apt/sources.list.d/cuda-debian12-x86_64.list",)
+    assert repository.old_packages == ("cuda-keyring",)
+    assert [line.partition(":")[0] for line in repository.problems] == ["repository-twice"]

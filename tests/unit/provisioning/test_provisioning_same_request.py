@@ -40,8 +40,8 @@ def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_a_plan_and_a_run_of_the_roles_give_one_answer(facts: dict[str, Any]) -> None:
     node = NodeFacts.model_validate(facts)
     picture, decided = host_of("n1", node, load()), 0
-    for given in EVERY[:: effort(59, 5)]:
-        variables = {name: value for name, value in given.items() if value is not None}
+    for requested in EVERY[:: effort(59, 5)]:
+        variables = {name: value for name, value in requested.items() if value is not None}
         try:
             roles = resolved(node, requested_by(variables), None, TODAY).group
         except UsageError:

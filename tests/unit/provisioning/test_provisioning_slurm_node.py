@@ -49,9 +49,11 @@ MINORS = [driver_gpu("0000:18:00.0", 1), driver_gpu("0000:9a:00.0", 0)]
 
 
 def smi(*, mig: bool = False, links: str = "NV18") -> dict[str, Any]:
-    gpus = [{"index": at, "pci_bus_id": one["slot"], "mig_mode": mig, "processes": []} for at, one in enumerate(TWO)]
+    gpus = [
+        {"index": at, "pci_bus_id": device["slot"], "mig_mode": mig, "processes": []} for at, device in enumerate(TWO)
+    ]
     names = ["GPU0", "GPU1"]
-    matrix = {one: {other: "X" if one == other else links for other in names} for one in names}
+    matrix = {name: {other: "X" if name == other else links for other in names} for name in names}
     topology = {"gpus": names, "nics": [], "nic_names": {}, "links": matrix, "cpu_affinity": {}, "numa_affinity": {}}
     return {"smi": {"document": {"driver_version": "580", "gpus": gpus}}, "topology": {"document": topology}}
 
@@ -71,10 +73,10 @@ def state(texts: dict[str, str] | None = None, facts: dict[str, Any] | None = No
     return node(texts=texts or {}, facts={**known, **(facts or {})}, **more)
 
 
-def plan(there: NodeState | None = None, **changes: Any) -> Manifest:
-    found = there if there is not None else state()
+def plan(machine: NodeState | None = None, **changes: Any) -> Manifest:
+    known = machine if machine is not None else state()
     requested = settings_of("slurm_node", **{"state": "present", "conf": CONF, **changes})
-    return compared(slurm_node.ROLE.plan(found, requested, context_of()), found)
+    return compared(slurm_node.ROLE.plan(known, requested, context_of()), known)
 
 
 def lines(manifest: Manifest) -> list[str]:
@@ -105,8 +107,8 @@ def test_cores_are_left_out_where_slurm_conf_has_other_processors() -> None:
 
 
 def test_gpus_without_a_type_in_slurm_conf_have_none_and_without_nvlink_no_links() -> None:
-    found = lines(plan(state(facts=smi(links="SYS")), conf=CONF.replace("gpu:h100:2", "gpu:2")))
-    assert found[0] == "Name=gpu File=/dev/nvidia1 Cores=0-3"
+    gres = lines(plan(state(facts=smi(links="SYS")), conf=CONF.replace("gpu:h100:2", "gpu:2")))
+    assert gres[0] == "Name=gpu File=/dev/nvidia1 Cores=0-3"
 
 
 @pytest.mark.parametrize(
@@ -121,18 +123,18 @@ def test_gpus_without_a_type_in_slurm_conf_have_none_and_without_nvlink_no_links
     ],
 )
 def test_a_type_is_the_one_of_slurm_conf(device: str, types: tuple[str, ...] | None, expected: str | None) -> None:
-    one = PciDevice.model_validate(gpu("0000:18:00.0", device))
-    found = slurm_gres.type_of(one, types) if types != () else None
-    assert found == expected
+    pci = PciDevice.model_validate(gpu("0000:18:00.0", device))
+    gpu_type = slurm_gres.type_of(pci, types) if types != () else None
+    assert gpu_type == expected
 
 
 def test_the_cores_of_a_machine_with_interleaved_processors() -> None:
     """Even processors on one socket, odd ones on the other: Slurm counts socket by socket."""
     rows = [{**NUMA[0], "cpus": "0,2,4,6"}, {**NUMA[1], "cpus": "1,3,5,7"}]
     facts = {"numa": rows, "cpu_sets": {"online": [*range(8)], "present": [*range(8)], "possible": [], "smt": "off"}}
-    there = state(facts=facts).facts
-    assert slurm_gres.near_cores(there, PciDevice.model_validate(gpu("x", cpus="1,3,5,7"))) == "4-7"
-    assert slurm_gres.near_cores(there, PciDevice.model_validate(gpu("x", cpus="0-99"))) is None
+    node_facts = state(facts=facts).facts
+    assert slurm_gres.near_cores(node_facts, PciDevice.model_validate(gpu("x", cpus="1,3,5,7"))) == "4-7"
+    assert slurm_gres.near_cores(node_facts, PciDevice.model_validate(gpu("x", cpus="0-99"))) is None
 
 
 @pytest.mark.parametrize(
@@ -185,13 +187,15 @@ def unit(name: str) -> dict[str, Any]:
 
 
 def settled(manifest: Manifest) -> dict[str, Any]:
-    files = [one for one in manifest.files if one.content is not None and one.encoding == "utf-8"]
+    files = [managed for managed in manifest.files if managed.content is not None and managed.encoding == "utf-8"]
     texts = {
-        one.path: str(one.content) for one in files if one.path in (slurm_node.CONF, slurm_node.GRES, slurm_node.CGROUP)
+        managed.path: str(managed.content)
+        for managed in files
+        if managed.path in (slurm_node.CONF, slurm_node.GRES, slurm_node.CGROUP)
     }
     return {
         "texts": texts,
-        "files": {one.path: file(str(one.content), mode=one.mode) for one in files},
+        "files": {managed.path: file(str(managed.content), mode=managed.mode) for managed in files},
         "facts": {"units": [unit("slurmd.service"), unit("munge.service")]},
         "installed": {"slurmd": "22.05.8", "slurm-client": "22.05.8", "munge": "1"},
     }
@@ -200,21 +204,21 @@ def settled(manifest: Manifest) -> dict[str, Any]:
 def test_slurmd_is_restarted_only_if_a_file_that_it_reads_changes() -> None:
     first = plan()
     done = settled(first)
-    assert [(one.name, one.state) for one in plan(state(**done)).units] == [
+    assert [(unit.name, unit.state) for unit in plan(state(**done)).units] == [
         ("munge.service", "started"),
         ("slurmd.service", "started"),
     ]
     done["files"][slurm_node.GRES] = file("Name=gpu File=/dev/nvidia0\n")
     done["texts"][slurm_node.GRES] = "Name=gpu File=/dev/nvidia0\n"
     again = plan(state(**done))
-    assert ("slurmd.service", "restarted") in [(one.name, one.state) for one in again.units]
+    assert ("slurmd.service", "restarted") in [(unit.name, unit.state) for unit in again.units]
     # A file of others is kept beside the role's.
     assert by_path(again, slurm_node.GRES).backup
 
 
 def test_a_configless_node_writes_no_files_of_slurm_and_names_the_lines_for_the_controller() -> None:
     manifest = plan(conf="", controllers=["head", "head2:6817"])
-    paths = {one.path for one in manifest.files if one.content is not None}
+    paths = {file.path for file in manifest.files if file.content is not None}
     assert not paths & {slurm_node.CONF, slurm_node.GRES, slurm_node.CGROUP}
     text = by_path(manifest, slurm_node.DROP_IN).content
     assert text is not None
@@ -227,8 +231,8 @@ def test_a_configless_node_writes_no_files_of_slurm_and_names_the_lines_for_the_
 
 def test_the_key_of_munge_is_in_no_diff_and_no_message() -> None:
     key = b64encode(b"k" * 128).decode()
-    found = by_path(plan(munge_key=key), slurm_node.KEY)
-    assert (found.data, found.mode, found.owner, found.private) == (b"k" * 128, "0400", "munge", True)
+    secret = by_path(plan(munge_key=key), slurm_node.KEY)
+    assert (secret.data, secret.mode, secret.owner, secret.private) == (b"k" * 128, "0400", "munge", True)
     for wrong in ("short", "/nowhere", b64encode(b"x").decode()):
         with pytest.raises(UsageError) as caught:
             plan(munge_key=wrong)
@@ -259,16 +263,16 @@ def test_what_slurm_conf_does_not_call_is_a_note() -> None:
     assert [note for note in notes if "can open the GPUs of others" in note]
 
 
-def removal(there: NodeState) -> Manifest:
+def removal(machine: NodeState) -> Manifest:
     settings = settings_of("slurm_node", state="absent", conf=CONF)
-    return slurm_node.ROLE.plan(there, settings, context_of({"slurm_node": {"state": "absent", "conf": CONF}}))
+    return slurm_node.ROLE.plan(machine, settings, context_of({"slurm_node": {"state": "absent", "conf": CONF}}))
 
 
 def test_a_removal_takes_the_roles_files_alone_and_waits_for_idle_gpus() -> None:
     done = settled(plan())
-    gone = {one.path for one in removal(state(**done)).files if one.content is None}
+    gone = {file.path for file in removal(state(**done)).files if file.content is None}
     assert {slurm_node.CONF, slurm_node.GRES, slurm_node.CGROUP, slurm_node.DROP_IN, slurm_node.PROLOG} <= gone
-    theirs = {**done, "texts": {slurm_node.CONF: "# other\n", slurm_node.GRES: "Name=gpu\n"}}
-    assert not {slurm_node.CONF, slurm_node.GRES} & {one.path for one in removal(state(**theirs)).files}
+    foreign = {**done, "texts": {slurm_node.CONF: "# other\n", slurm_node.GRES: "Name=gpu\n"}}
+    assert not {slurm_node.CONF, slurm_node.GRES} & {file.path for file in removal(state(**foreign)).files}
     busy = {**done, "facts": {"gpu_processes": None}}
     assert removal(state(**busy)).refusals

@@ -30,8 +30,8 @@ SOCKET = {"load": "loaded", "active": "active", "enabled": "enabled", "listen": 
 
 
 def recorded(system: str = "debian-12", **changes: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FIXTURES / f"{system}.json").read_text(encoding="utf-8"))
-    return {**copy.deepcopy(found), **changes}
+    document: dict[str, Any] = json.loads((FIXTURES / f"{system}.json").read_text(encoding="utf-8"))
+    return {**copy.deepcopy(document), **changes}
 
 
 def plan(
@@ -61,15 +61,15 @@ def login(ssh: dict[str, Any], effective: str | None = None, **texts: str) -> di
     """The node's answer to what sshd would run with: by default what it runs with, and the role's own settings."""
     manifest = plan(ssh)
     rows = [line.partition(" ") for line in drop_in(manifest).splitlines() if line and not line.startswith("#")]
-    own = {name.lower(): value for name, _, value in rows}
-    kept = [line for line in ssh["effective"].splitlines() if line.partition(" ")[0] not in own]
-    whole = "\n".join([*kept, *(f"{name} {value}" for name, value in own.items())])
+    requested = {name.lower(): value for name, _, value in rows}
+    kept = [line for line in ssh["effective"].splitlines() if line.partition(" ")[0] not in requested]
+    whole = "\n".join([*kept, *(f"{name} {value}" for name, value in requested.items())])
     text = effective if effective is not None else whole
     return {"login": {"effective": text, "logins": {"admin": text, **texts}}}
 
 
 def drop_in(manifest: Manifest) -> str:
-    return next(one.content or "" for one in manifest.files if one.path == DROP_IN)
+    return next(file.content or "" for file in manifest.files if file.path == DROP_IN)
 
 
 def setting(manifest: Manifest, name: str) -> list[str]:
@@ -141,15 +141,15 @@ def test_a_settled_node_is_asked_nothing() -> None:
     ssh = recorded(weak_moduli=0)
     first = plan(ssh)
     assert first.questions.keys() == {"login"}
-    texts = {one.path: one.content for one in first.files if one.content is not None}
-    there = {path: file(text, mode="0600" if path in (DROP_IN, LAST) else "0644") for path, text in texts.items()}
+    texts = {file.path: file.content for file in first.files if file.content is not None}
+    files = {path: file(text, mode="0600" if path in (DROP_IN, LAST) else "0644") for path, text in texts.items()}
     folder = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 1}
-    there[ssh_hardening.MEMORY] = folder
-    settled = plan(ssh, texts={PUBLISHED: texts[PUBLISHED]}, files=there)
+    files[ssh_hardening.MEMORY] = folder
+    settled = plan(ssh, texts={PUBLISHED: texts[PUBLISHED]}, files=files)
     assert not settled.questions
     assert not settled.pending, settled.pending_reasons
     waits = plan(
-        ssh, texts={PUBLISHED: texts[PUBLISHED]}, files={**there, ssh_hardening.MEMORY: folder, WAITING: file("")}
+        ssh, texts={PUBLISHED: texts[PUBLISHED]}, files={**files, ssh_hardening.MEMORY: folder, WAITING: file("")}
     )
     assert waits.pending
 
@@ -176,15 +176,15 @@ def test_a_controller_that_would_be_locked_out_is_refused(line: str, reason: str
     ssh = recorded(weak_moduli=0)
     name = line.partition(" ")[0]
     fine = login(ssh)["login"]["effective"]
-    changed = "\n".join([*(one for one in fine.splitlines() if one.partition(" ")[0] != name), line])
+    changed = "\n".join([*(row for row in fine.splitlines() if row.partition(" ")[0] != name), line])
     refusals = plan(ssh, answers=login(ssh, admin=changed)).refusals
-    assert [one for one in refusals if "locked out" in one and reason in one], refusals
+    assert [refusal for refusal in refusals if "locked out" in refusal and reason in refusal], refusals
 
 
 @pytest.mark.parametrize("part", ["no key", "small key", "writable home", "no shell"])
 def test_an_admin_user_needs_a_key_that_is_accepted(part: str) -> None:
     ssh = recorded(weak_moduli=0)
-    operator = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    operator = next(account for account in ssh["accounts"] if account["name"] == "operator")
     if part == "no key":
         operator["keys"] = []
     elif part == "small key":
@@ -196,13 +196,15 @@ def test_an_admin_user_needs_a_key_that_is_accepted(part: str) -> None:
     answers = login(ssh)
     answers["login"]["logins"]["operator"] = answers["login"]["effective"]
     assert plan(ssh, answers=answers, admin_users=["admin"]).refusals == ()
-    assert [one for one in plan(ssh, answers=answers, admin_users=["operator"]).refusals if "operator" in one]
+    assert [
+        refusal for refusal in plan(ssh, answers=answers, admin_users=["operator"]).refusals if "operator" in refusal
+    ]
 
 
 def test_in_check_mode_users_that_accounts_would_create_are_not_missing() -> None:
     manifest = plan(recorded(), coming=("ada",), admin_users=["ada"], allow_users=["ada", "admin"])
     assert manifest.refusals == ()
-    assert [one["user"] for one in manifest.questions["login"].body["logins"]] == ["admin"]
+    assert [login["user"] for login in manifest.questions["login"].body["logins"]] == ["admin"]
 
 
 def test_what_sshd_refuses_is_refused_with_its_message() -> None:
@@ -219,7 +221,7 @@ def test_a_line_that_is_read_first_is_named() -> None:
     fine = login(ssh)["login"]["effective"]
     effective = fine.replace("passwordauthentication no", "passwordauthentication yes")
     refusals = plan(ssh, answers=login(ssh, effective)).refusals
-    assert any(f"{first} line 2" in one and "PasswordAuthentication no" in one for one in refusals)
+    assert any(f"{first} line 2" in refusal and "PasswordAuthentication no" in refusal for refusal in refusals)
 
 
 def test_later_lines_and_match_blocks_are_explained() -> None:
@@ -234,7 +236,7 @@ def test_a_main_file_without_include_is_refused_or_gets_it() -> None:
     ssh = recorded(weak_moduli=0)
     ssh["contents"][MAIN] = ssh["contents"][MAIN].replace("Include", "#Include")
     assert "add_include" in plan(ssh).refusals[0]
-    files = {one.path: one.content for one in plan(ssh, add_include=True).files}
+    files = {file.path: file.content for file in plan(ssh, add_include=True).files}
     assert (files[MAIN] or "").splitlines()[0] == "Include /etc/ssh/sshd_config.d/*.conf"
 
 
@@ -242,7 +244,7 @@ def test_small_groups_go_and_what_was_there_is_kept() -> None:
     line = "2026 2 6 100 {} 2 ABC\n"
     text = "# Time Type\n" + line.format(2047) + line.format(4095)
     manifest = plan(recorded(), answers={"moduli": {MODULI: text}})
-    files = {one.path: one.content for one in manifest.files}
+    files = {file.path: file.content for file in manifest.files}
     assert files[MODULI] == "# Time Type\n" + line.format(4095)
     assert files[ssh_hardening.MODULI_BEFORE] == text
     # Without a key exchange that reads them, they are left alone.
@@ -256,11 +258,11 @@ def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enoug
     ssh["host_keys"] = [ECDSA, ed25519, WEAK_RSA]
     manifest = plan(ssh)
     new = "/etc/ssh/ssh_host_rsa4096_key"
-    assert [(one.creates, one.phase) for one in manifest.commands] == [(new, "before")]
+    assert [(command.creates, command.phase) for command in manifest.commands] == [(new, "before")]
     assert setting(manifest, "HostKey") == [ed25519["path"], ECDSA["path"], WEAK_RSA["path"], new]
     assert "ecdsa-sha2-nistp256" in setting(manifest, "HostKeyAlgorithms")[0].split(",")
     ssh["host_keys"].append({**RSA, "path": new, "bits": 4096, "mtime": 0.0})
-    dates = {PUBLISHED: next(one.content or "" for one in manifest.files if one.path == PUBLISHED)}
+    dates = {PUBLISHED: next(file.content or "" for file in manifest.files if file.path == PUBLISHED)}
     assert ECDSA["path"] in setting(plan(ssh, texts=dates, days=29), "HostKey")
     retired = plan(ssh, texts=dates, days=30)
     assert setting(retired, "HostKey") == [ed25519["path"], new]
@@ -279,12 +281,12 @@ def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
     ssh["units"]["ssh.socket"] = SOCKET
     manifest = plan(ssh, ports=[22, 2222])
     path = ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
-    content = next(one.content or "" for one in manifest.files if one.path == path)
+    content = next(file.content or "" for file in manifest.files if file.path == path)
     streams = [f"ListenStream={address}" for address in ("", "0.0.0.0:22", "[::]:22", "0.0.0.0:2222", "[::]:2222")]
     assert content.splitlines()[-7:] == ["[Socket]", "BindIPv6Only=ipv6-only", *streams]
     assert ("systemctl", "restart", "ssh.socket") in guarded(manifest).activate
     assert guarded(manifest).units == ("ssh.service", "ssh.socket")
-    assert {one.phase for one in manifest.files} == {"guarded"}
+    assert {file.phase for file in manifest.files} == {"guarded"}
     ssh["effective"] = ssh["effective"].replace("port 22\n", "port 2200\n")
     assert "which sshd ignores" in " ".join(plan(ssh).notes)
     # Ubuntu's generator writes Port into the socket.
@@ -305,7 +307,7 @@ def test_a_host_key_that_another_file_names_is_not_named_twice() -> None:
 
 
 def last_keys(manifest: Manifest) -> list[str]:
-    text = next(one.content for one in manifest.files if one.path == LAST)
+    text = next(file.content for file in manifest.files if file.path == LAST)
     return [line.partition(" ")[2] for line in (text or "").splitlines() if line.startswith("HostKey ")]
 
 
@@ -332,7 +334,7 @@ def test_host_keys_are_offered_in_one_order_whatever_other_drop_ins_name(named: 
 def test_absent_removes_the_settings_and_restores_the_groups() -> None:
     before = {ssh_hardening.MODULI_BEFORE: file("old")}
     manifest = plan(recorded(), state="absent", files=before, answers={"moduli": {ssh_hardening.MODULI_BEFORE: "old"}})
-    files = {one.path: one.content for one in manifest.files}
+    files = {file.path: file.content for file in manifest.files}
     assert files[DROP_IN] is None
     assert files[MODULI] == "old"
     assert not plan(recorded(), state="absent").pending
@@ -457,21 +459,21 @@ def test_the_unit_that_listens_is_the_one_that_changes(
     units: dict[str, Any], ports: list[int], content: str | None, restarted: list[str], commands: list[list[str]]
 ) -> None:
     manifest = plan(with_units(units=units), ports=ports)
-    texts = {one.path: one.content for one in manifest.files}
+    texts = {file.path: file.content for file in manifest.files}
     first, second = (texts[path] for path in ssh_hardening.SOCKET_DROP_INS.values())
     assert second is None
     head = rendered("ssh_hardening", "ssh.socket.conf.j2", ports=[])
     assert head.endswith("[Socket]\nBindIPv6Only=ipv6-only\nListenStream=\n")
     assert first == (f"{head}{content}" if content else None)
     assert guarded(manifest).units == tuple(restarted)
-    assert guarded(manifest).activate == tuple(("systemctl", *one) for one in (["daemon-reload"], *commands))
+    assert guarded(manifest).activate == tuple(("systemctl", *command) for command in (["daemon-reload"], *commands))
 
 
 @pytest.mark.parametrize("state", ["present", "absent"])
 def test_a_socket_that_loses_its_ports_is_restarted(state: str) -> None:
     """systemd keeps its sockets: without one of IPv4 a restart of sshd alone locks out, in a revert too."""
-    there = {ssh_hardening.SOCKET_DROP_INS["ssh.socket"]: file("[Socket]\n")}
-    commands = guarded(plan(with_units(units=SOCKET_STATE), files=there, state=state)).activate
+    files = {ssh_hardening.SOCKET_DROP_INS["ssh.socket"]: file("[Socket]\n")}
+    commands = guarded(plan(with_units(units=SOCKET_STATE), files=files, state=state)).activate
     assert commands[1:] == (("systemctl", "stop", "ssh.service"), ("systemctl", "restart", "ssh.socket"))
 
 
@@ -493,7 +495,7 @@ def test_a_port_that_the_socket_does_not_have_is_noted(
     ignored, unread = "which sshd ignores behind a socket", "which is not loaded yet (systemctl daemon-reload)"
     why = ignored if generator == "absent" else unread
     notes = plan(ssh, ports=ports, files={ssh_hardening.GENERATOR: {"kind": generator}}).notes
-    assert [one for one in notes if " listens on " in one] == (
+    assert [note for note in notes if " listens on " in note] == (
         [
             f"ssh.socket listens on [22] while sshd_config sets Port [22, 2200], {why}: set ssh_hardening_ports to the "
             "intended ports"
@@ -507,7 +509,7 @@ def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None
     ssh = recorded()
     ssh["contents"] = {MAIN: ssh["contents"][MAIN]}
     ssh["host_keys"] = [ECDSA, ssh["host_keys"][0], WEAK_RSA]
-    one = {**recorded()["accounts"][2], "keys": []}
+    account = {**recorded()["accounts"][2], "keys": []}
     others: dict[str, dict[str, Any]] = {
         "first": {"uid": 1000},
         "later": {"uid": 1001},
@@ -515,7 +517,7 @@ def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None
         "locked": {"password": "locked"},
         "keyed": {"keys": recorded()["accounts"][2]["keys"]},
     }
-    ssh["accounts"] = [{**one, "name": name, **changes} for name, changes in others.items()]
+    ssh["accounts"] = [{**account, "name": name, **changes} for name, changes in others.items()]
     until = "is still offered: clients learn the new host keys for 30 days first"
     assert plan(ssh).notes[-4:] == (
         f"{ECDSA['path']} (ecdsa-sha2-nistp256) {until}",
@@ -534,7 +536,7 @@ def test_good_host_keys_count_as_published_from_today_where_no_date_is_readable(
     today = context_of().today.isoformat()
     ssh["host_keys"] = [ssh["host_keys"][0], ECDSA]
     manifest = plan(ssh, texts={PUBLISHED: text})
-    dates = json.loads(next(one.content or "" for one in manifest.files if one.path == PUBLISHED))
+    dates = json.loads(next(file.content or "" for file in manifest.files if file.path == PUBLISHED))
     assert dates == dict.fromkeys([ssh["host_keys"][0]["path"], "/etc/ssh/ssh_host_rsa_key"], today)
 
 
@@ -546,7 +548,7 @@ def test_who_logs_in_is_asked_for_once_and_what_each_would_meet_is_distinguished
     assert body["logins"] == [
         {"user": user, "address": "192.0.2.7", "port": 2200} for user in ("admin", "operator", "root")
     ]
-    assert [one["path"] for one in body["files"]] == [DROP_IN, LAST, BANNER]
+    assert [file["path"] for file in body["files"]] == [DROP_IN, LAST, BANNER]
     assert plan(recorded(login=None), **users).questions["login"].body["logins"][0] == {
         "user": "operator",
         "address": "127.0.0.1",
@@ -590,39 +592,39 @@ def test_only_small_groups_of_whole_lines_go_and_the_first_text_is_kept() -> Non
     text = "".join([line.format(3070), *stay[:2], "2026 2 6 100 1 2\n", *stay[2:]])
     answers = {"moduli": {MODULI: text}}
     manifest = plan(recorded(), answers=answers, files={ssh_hardening.MODULI_BEFORE: file(text)})
-    files = {one.path: one.content for one in manifest.files}
+    files = {file.path: file.content for file in manifest.files}
     assert files[MODULI] == "".join(stay)
     assert ssh_hardening.MODULI_BEFORE not in files
-    asked = plan(recorded())
-    assert asked.questions["moduli"].body == {"paths": [MODULI]}
-    assert MODULI not in {one.path for one in asked.files}
+    first = plan(recorded())
+    assert first.questions["moduli"].body == {"paths": [MODULI]}
+    assert MODULI not in {file.path for file in first.files}
     assert "moduli" not in plan(recorded(weak_moduli=0), answers=answers).questions
     # What is there in the place of the earlier text is not a text of ours.
     folder = {ssh_hardening.MODULI_BEFORE: {"kind": "folder"}}
-    assert ssh_hardening.MODULI_BEFORE in {one.path for one in plan(recorded(), answers=answers, files=folder).files}
+    assert ssh_hardening.MODULI_BEFORE in {file.path for file in plan(recorded(), answers=answers, files=folder).files}
 
 
 def test_optional_files_are_there_where_they_are_requested() -> None:
     ssh = recorded()
-    files = {one.path: one.content for one in plan(ssh).files}
+    files = {file.path: file.content for file in plan(ssh).files}
     assert (files[BANNER], files[ssh_hardening.CLIENT]) == (None, None)
     assert MAIN not in files
-    more = {one.path: one.content for one in plan(ssh, banner="ours\n\n", client=True, add_include=True).files}
+    more = {file.path: file.content for file in plan(ssh, banner="ours\n\n", client=True, add_include=True).files}
     assert more[BANNER] == "ours\n"
     assert "Host *" in (more[ssh_hardening.CLIENT] or "")
     assert MAIN not in more
     del ssh["contents"][MAIN]
-    bare = {one.path: one.content for one in plan(ssh, add_include=True).files}
+    bare = {file.path: file.content for file in plan(ssh, add_include=True).files}
     assert bare[MAIN] == f"{ssh_hardening.INCLUDE}\n"
 
 
 def test_absent_asks_for_the_earlier_groups_and_moves_a_port_back() -> None:
     before = {ssh_hardening.MODULI_BEFORE: file("old")}
-    asked = plan(recorded(), state="absent", files=before)
-    assert asked.questions["moduli"].body == {"paths": [ssh_hardening.MODULI_BEFORE]}
-    assert MODULI not in {one.path for one in asked.files}
-    found = plan(recorded(), state="absent", files=before, answers={"moduli": {ssh_hardening.MODULI_BEFORE: "old"}})
-    assert {one.path: one.content for one in found.files}[ssh_hardening.MODULI_BEFORE] is None
+    first = plan(recorded(), state="absent", files=before)
+    assert first.questions["moduli"].body == {"paths": [ssh_hardening.MODULI_BEFORE]}
+    assert MODULI not in {file.path for file in first.files}
+    manifest = plan(recorded(), state="absent", files=before, answers={"moduli": {ssh_hardening.MODULI_BEFORE: "old"}})
+    assert {file.path: file.content for file in manifest.files}[ssh_hardening.MODULI_BEFORE] is None
     assert plan(recorded(), state="absent").questions == {}
     ssh, path = with_units(units=SOCKET_STATE), ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
     assert ("systemctl", "try-restart", "ssh.service") in guarded(plan(ssh, state="absent")).activate
@@ -695,4 +697,4 @@ def test_a_value_that_sshd_prints_in_another_form_has_effect() -> None:
     # The proof of a login holds for them as for the role's own.
     closed = login(ssh, effective.replace("pubkeyauthentication yes", "pubkeyauthentication no"))
     refused = plan(ssh, answers=closed, options={"LoginGraceTime": "2m", "PubkeyAuthentication": False}).refusals
-    assert any("would be locked out" in one for one in refused)
+    assert any("would be locked out" in refusal for refusal in refused)

@@ -172,7 +172,7 @@ NO_ROOT = "root may not log in (ssh_hardening_root)"
         ({}, {"allowgroups": "wheel"}, ["ada is in no group of AllowGroups (wheel)"]),
         ({}, {"denygroups": "wheel"}, []),
         ({}, {"denygroups": "wheel users"}, ["ada is in a group of DenyGroups"]),
-        *(({"uid": 0}, {"permitrootlogin": one}, []) for one in ("yes", "without-password", "prohibit-password")),
+        *(({"uid": 0}, {"permitrootlogin": value}, []) for value in ("yes", "without-password", "prohibit-password")),
         ({"uid": 0}, {"permitrootlogin": "forced-commands-only"}, [NO_ROOT]),
         ({"uid": 0}, {"permitrootlogin": "no\npermitrootlogin yes"}, [NO_ROOT]),
         ({"uid": 0}, {"permitrootlogin": None}, [NO_ROOT]),
@@ -229,9 +229,9 @@ def test_a_user_of_a_directory_may_log_in_without_a_key_in_a_file(lines: str, ex
     """Keys of the directory, or its password where sshd asks PAM for it."""
     lena = ADA.model_copy(update={"name": "lena", "password": "unknown", "keys": ()})
     pam = "" if "usepam" in lines else "usepam yes\n"
-    found = list(obstacles(lena, "lena", "10.0.0.5", f"pubkeyauthentication yes\n{pam}{lines}\n"))
-    assert [word for reason in found for word in expected if word in reason] == expected
-    assert bool(found) is bool(expected)
+    reasons = list(obstacles(lena, "lena", "10.0.0.5", f"pubkeyauthentication yes\n{pam}{lines}\n"))
+    assert [word for reason in reasons for word in expected if word in reason] == expected
+    assert bool(reasons) is bool(expected)
     # A local user with a password is judged by the keys: the controller logs in with one.
     local = lena.model_copy(update={"password": "set"})
     command = "authorizedkeyscommand" in lines

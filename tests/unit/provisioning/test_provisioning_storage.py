@@ -54,9 +54,9 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 def made(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any) -> Manifest:
     """The plan with what the node answers."""
-    given = {"state": "present", **settings}
+    requested = {"state": "present", **settings}
     answers = {"answers": {"disks": seen or answer(), "offers": OFFERED}}
-    return planned("storage", node, {"storage": given}, **answers)
+    return planned("storage", node, {"storage": requested}, **answers)
 
 
 def result_of(manifest: Manifest) -> StorageResult:
@@ -89,36 +89,39 @@ def text_of(manifest: Manifest, path: str) -> str:
 
 
 def test_by_default_the_node_is_left_alone() -> None:
-    found = planned("storage", state())
-    assert not found.pending
-    assert found.questions == {}
+    manifest = planned("storage", state())
+    assert not manifest.pending
+    assert manifest.questions == {}
 
 
 def test_disks_are_asked_for_before_anything_is_planned() -> None:
-    found = planned("storage", state(), {"storage": {"state": "present", "scratch_disks": DISKS, "mounts": [NFS]}})
-    body = found.questions["disks"].body
+    manifest = planned("storage", state(), {"storage": {"state": "present", "scratch_disks": DISKS, "mounts": [NFS]}})
+    body = manifest.questions["disks"].body
     assert body["disks"] == DISKS
     assert body["paths"] == ["/data", "/scratch"]
     assert set(body["own"]) == {"array", "filesystem"}
-    assert found.questions["offers"].body == {"names": ["xfsprogs", "mdadm", "nfs-common"]}
+    assert manifest.questions["offers"].body == {"names": ["xfsprogs", "mdadm", "nfs-common"]}
 
 
 def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
-    found = made(state(), scratch_disks=DISKS)
-    disks = disks_of(found)
-    (line,) = own_lines(text_of(found, FSTAB))
+    manifest = made(state(), scratch_disks=DISKS)
+    disks = disks_of(manifest)
+    (line,) = own_lines(text_of(manifest, FSTAB))
     uuid = disks.filesystem
     assert line == f"UUID={uuid} /scratch xfs noatime,nofail,x-systemd.device-timeout=30s 0 0"
-    assert text_of(found, FSTAB).startswith(TABLE)
+    assert text_of(manifest, FSTAB).startswith(TABLE)
     assert disks.array is not None
-    assert disks.array.replace("-", "") in text_of(found, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
-    assert found.packages is not None
-    assert found.packages.manager == "apt"
-    assert found.packages.install == ("xfsprogs", "mdadm")
-    assert (started(found), [one.path for one in result_of(found).mount_points]) == (["scratch.mount"], ["/scratch"])
-    assert trims(result_of(found).start) == [True]
-    assert [(one.path, one.mode) for one in result_of(found).mounted] == [("/scratch", "1777")]
-    assert "/scratch is not mounted" in found.pending_reasons
+    assert disks.array.replace("-", "") in text_of(manifest, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
+    assert manifest.packages is not None
+    assert manifest.packages.manager == "apt"
+    assert manifest.packages.install == ("xfsprogs", "mdadm")
+    assert (started(manifest), [folder.path for folder in result_of(manifest).mount_points]) == (
+        ["scratch.mount"],
+        ["/scratch"],
+    )
+    assert trims(result_of(manifest).start) == [True]
+    assert [(folder.path, folder.mode) for folder in result_of(manifest).mounted] == [("/scratch", "1777")]
+    assert "/scratch is not mounted" in manifest.pending_reasons
     # The ids alone decide who the disks belong to, in any order.
     again = made(state(), scratch_disks=DISKS[::-1])
     assert disks_of(again).filesystem == uuid
@@ -128,14 +131,14 @@ def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
 
 
 def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
-    found = made(state(), mounts=[{**NFS, "options": ["ro"], "limit_s": 5, "idle_s": 600}])
-    assert own_lines(text_of(found, FSTAB)) == [
+    manifest = made(state(), mounts=[{**NFS, "options": ["ro"], "limit_s": 5, "idle_s": 600}])
+    assert own_lines(text_of(manifest, FSTAB)) == [
         "store:/export /data nfs ro,nofail,_netdev,x-systemd.automount,x-systemd.mount-timeout=5s,"
         "x-systemd.idle-timeout=600s 0 0"
     ]
-    assert (started(found), result_of(found).mounted) == (["data.automount"], ())
-    assert "/data is not mounted on demand" in found.pending_reasons
-    assert result_of(found).disks is None
+    assert (started(manifest), result_of(manifest).mounted) == (["data.automount"], ())
+    assert "/data is not mounted on demand" in manifest.pending_reasons
+    assert result_of(manifest).disks is None
 
 
 @pytest.mark.parametrize(
@@ -150,34 +153,34 @@ def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
 )
 def test_buckets_keep_what_was_read_on_the_scratch_space(kind: str, words: str) -> None:
     bucket = {"path": "/data", "type": kind, "source": "bucket:set", "cache": "/scratch/cache", "cache_gib": 500}
-    found = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[bucket])
-    assert words in own_lines(text_of(found, FSTAB))[1]
-    assert [(one.path, one.mode) for one in result_of(found).mounted[1:]] == [("/scratch/cache", "0700")]
-    assert result_of(found).helper == ("link" if kind == "rclone" else None)
+    manifest = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[bucket])
+    assert words in own_lines(text_of(manifest, FSTAB))[1]
+    assert [(folder.path, folder.mode) for folder in result_of(manifest).mounted[1:]] == [("/scratch/cache", "0700")]
+    assert result_of(manifest).helper == ("link" if kind == "rclone" else None)
 
 
 def test_rclone_without_a_cache_does_not_use_the_folder_for_temporary_files() -> None:
     """`env -i rclone config paths` of rclone 1.60: "Cache dir: /tmp/rclone"; units of systemd have no HOME."""
-    found = made(
+    manifest = made(
         state(), mounts=[{**NFS, "type": "rclone", "source": "bucket:set", "options": ["vfs_cache_mode=full"]}]
     )
-    assert ",cache_dir=/var/cache/rclone," in own_lines(text_of(found, FSTAB))[0]
+    assert ",cache_dir=/var/cache/rclone," in own_lines(text_of(manifest, FSTAB))[0]
 
 
 @pytest.mark.parametrize(
-    "there",
+    "actual",
     [{"kind": "folder", "owner": 1000}, {"kind": "other", "owner": 0}, {"kind": "absent", "owner": 1000}],
 )
-def test_a_cache_directory_of_a_user_is_refused(there: dict[str, Any]) -> None:
+def test_a_cache_directory_of_a_user_is_refused(actual: dict[str, Any]) -> None:
     """The scratch directory is writable by all users: somebody may have created the directory, or a link."""
     bucket = {"path": "/data", "type": "rclone", "source": "bucket:set", "cache": "/scratch/cache"}
-    seen = answer(paths={"/scratch/cache": {**FREE, **there}})
+    seen = answer(paths={"/scratch/cache": {**FREE, **actual}})
     assert made(state(), seen, scratch_disks=DISKS, mounts=[bucket]).refusals[0].startswith("cache: /scratch/cache is")
 
 
 def test_a_settled_node_has_nothing_pending() -> None:
     first = made(state(), scratch_disks=DISKS, mounts=[NFS])
-    there = {
+    files = {
         file.path: {"kind": "file", "sha256": None, "mode": "0644", "owner": "root", "group": "root"}
         for file in first.files
     }
@@ -198,7 +201,7 @@ def test_a_settled_node_has_nothing_pending() -> None:
     assert [reason for reason in again.pending_reasons if "/etc/" not in reason and "/var/" not in reason] == []
     assert (started(again), stopped(again), result_of(again).mount_points) == ([], [], ())
     assert json.loads(text_of(again, BEFORE))["trim"] == {"enabled": "disabled", "active": "inactive"}
-    assert there
+    assert files
 
     changed = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
     assert stopped(changed) == ["data.mount", "data.automount"]
@@ -226,9 +229,9 @@ def test_a_settled_node_has_nothing_pending() -> None:
 def test_what_is_in_the_way_is_named_and_nothing_is_planned(
     changes: dict[str, Any], settings: dict[str, Any], words: str
 ) -> None:
-    found = made(state(), answer(**changes), scratch_disks=DISKS, **settings)
-    assert words in found.refusals[0]
-    assert found.files == ()
+    manifest = made(state(), answer(**changes), scratch_disks=DISKS, **settings)
+    assert words in manifest.refusals[0]
+    assert manifest.files == ()
 
 
 def test_a_container_has_no_automounts() -> None:
@@ -284,10 +287,10 @@ def test_a_node_with_hooks_settles_until_one_of_them_changes(tmp_path: Path) -> 
 
 def test_mounts_of_hooks_are_in_the_record_that_a_validation_reads(tmp_path: Path) -> None:
     settings = {"hooks": [str(tmp_path / "x.yml")], "hook_mounts": [LUSTRE]}
-    found = own(state(), done(paths={"/lustre": FREE}), **settings)
-    (mount,) = json.loads(text_of(found, RECORD))["mounts"]
+    manifest = own(state(), done(paths={"/lustre": FREE}), **settings)
+    (mount,) = json.loads(text_of(manifest, RECORD))["mounts"]
     assert mount == {**LUSTRE, "options": [], "remote": True}
-    assert own_lines(text_of(found, FSTAB)) == []
+    assert own_lines(text_of(manifest, FSTAB)) == []
     with pytest.raises(UsageError, match="nothing would mount them"):
         own(state(), done(), **BOTH, hook_mounts=[LUSTRE])
     with pytest.raises(UsageError, match="two entries use the mount point"):
@@ -359,15 +362,15 @@ def test_removal_restores_the_table_and_keeps_unconfirmed_data() -> None:
     first = made(state(), scratch_disks=DISKS, mounts=[NFS])
     contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
     node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), {**contents, ROLE.record: "mdadm\n"})
-    found = removal(node)
-    assert text_of(found, FSTAB) == TABLE
-    assert result_of(found).disks is None
-    assert "keeps its data" in found.notes[0]
-    assert {"xfsprogs must be removed", "nfs-common must be removed"} <= set(found.pending_reasons)
-    assert "mdadm must be removed" not in found.pending_reasons
-    assert trims(result_of(found).stop) == [False]
-    assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
-    assert stopped(found) == ["scratch.mount", "data.mount", "data.automount"]
+    manifest = removal(node)
+    assert text_of(manifest, FSTAB) == TABLE
+    assert result_of(manifest).disks is None
+    assert "keeps its data" in manifest.notes[0]
+    assert {"xfsprogs must be removed", "nfs-common must be removed"} <= set(manifest.pending_reasons)
+    assert "mdadm must be removed" not in manifest.pending_reasons
+    assert trims(result_of(manifest).stop) == [False]
+    assert {"/data", "/scratch"} <= {folder.path for folder in manifest.folders}
+    assert stopped(manifest) == ["scratch.mount", "data.mount", "data.automount"]
 
     assert result_of(removal(node, confirm_erase=DISKS)).erase == tuple(DISKS)
     assert "the role did not create it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
@@ -383,8 +386,8 @@ def test_a_table_without_a_line_is_restored_without_asking_findmnt() -> None:
 
 
 def test_removal_of_nothing_is_nothing() -> None:
-    found = planned("storage", state(), {"storage": {"state": "absent"}})
-    assert (found.pending, found.questions) == (False, {})
+    manifest = planned("storage", state(), {"storage": {"state": "absent"}})
+    assert (manifest.pending, manifest.questions) == (False, {})
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": null}', ""])
@@ -430,27 +433,27 @@ def table_of(manifest: Manifest) -> list[tuple[str, str]]:
 
 def damaged(lines: list[tuple[str, str]], rng: random.Random) -> list[tuple[str, str]]:
     """The table with lines lost, doubled, moved, joined, cut or changed in a byte; each keeps its owner."""
-    found = list(lines)
+    rows = list(lines)
     for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(found))
-        line, owner = found[at]
+        at = rng.randrange(len(rows))
+        line, owner = rows[at]
         kind = rng.choice(["lost", "doubled", "moved", "byte", "byte", "cut", "carriage return", "separator"])
         if kind == "lost" and owner != "theirs":
-            found.pop(at)
+            rows.pop(at)
         elif kind == "doubled":
-            found.insert(rng.randrange(len(found)), (line, owner))
+            rows.insert(rng.randrange(len(rows)), (line, owner))
         elif kind == "moved":
-            found.insert(rng.randrange(len(found)), found.pop(at))
+            rows.insert(rng.randrange(len(rows)), rows.pop(at))
         elif kind == "byte" and line:
             where = rng.randrange(len(line))
-            found[at] = (line[:where] + chr(rng.randrange(33, 127)) + line[where + 1 :], owner)
+            rows[at] = (line[:where] + chr(rng.randrange(33, 127)) + line[where + 1 :], owner)
         elif kind == "cut":
-            found[at] = (line[: rng.randrange(len(line) + 1)], owner)
+            rows[at] = (line[: rng.randrange(len(line) + 1)], owner)
         elif kind == "carriage return":
-            found[at] = (f"{line}\r", owner)
+            rows[at] = (f"{line}\r", owner)
         elif kind == "separator":
-            found[at] = (f"{line} # {rng.choice(chr(11) + chr(12) + chr(0x85) + chr(0x2028))}comment", owner)
-    return found
+            rows[at] = (f"{line} # {rng.choice(chr(11) + chr(12) + chr(0x85) + chr(0x2028))}comment", owner)
+    return rows
 
 
 def test_a_damaged_table_loses_no_line_of_others_and_stops_no_mount_of_theirs() -> None:
@@ -463,17 +466,17 @@ def test_a_damaged_table_loses_no_line_of_others_and_stops_no_mount_of_theirs() 
         contents = {path: text_of(first, path) for path in (RECORD, BEFORE)} if rng.random() < 0.8 else {}
         node = state(text, contents=contents)
         settings: dict[str, Any] = rng.choice([{"scratch_disks": DISKS, "mounts": [NFS]}, {"mounts": [NFS]}])
-        found = removal(node) if number % 2 else made(node, answer(filesystem=True, target="/dev/md127"), **settings)
-        tables = [str(file.content) for file in found.files if file.path == FSTAB]
-        if found.refusals or not tables:
-            kept["refused"] += bool(found.refusals)
-            assert (found.refusals == ()) or (found.files, found.result) == ((), None)
+        manifest = removal(node) if number % 2 else made(node, answer(filesystem=True, target="/dev/md127"), **settings)
+        tables = [str(file.content) for file in manifest.files if file.path == FSTAB]
+        if manifest.refusals or not tables:
+            kept["refused"] += bool(manifest.refusals)
+            assert (manifest.refusals == ()) or (manifest.files, manifest.result) == ((), None)
             continue
         kept["planned"] += 1
         after = Counter(tables[0].split("\n"))
-        theirs = Counter(line for line, owner in lines if owner == "theirs")
-        assert theirs <= after, (theirs - after, text)
-        theirs_too = {f"{escaped(path)}.mount" for path in ("/", "/old", "/home")} & {*stopped(found)}
+        foreign = Counter(line for line, owner in lines if owner == "theirs")
+        assert foreign <= after, (foreign - after, text)
+        theirs_too = {f"{escaped(path)}.mount" for path in ("/", "/old", "/home")} & {*stopped(manifest)}
         assert not theirs_too, text
     assert min(kept.values()) > 10, kept
 
@@ -491,11 +494,11 @@ def test_a_damaged_record_never_leads_to_a_new_file_system() -> None:
             cut = rng.choice([text[:at], text[:at] + chr(rng.randrange(32, 127)) + text[at + 1 :], text[at:]])
             text = cut or "{"
         node = state(rng.choice([table, TABLE]), contents={RECORD: text})
-        asked = planned("storage", node, {"storage": {"state": "present", "scratch_disks": DISKS}})
-        refused += bool(asked.refusals)
-        assert asked.refusals or asked.questions["disks"].body["used"], text
-        found = made(node, scratch_disks=DISKS)
-        assert found.refusals or result_of(found).used, text
+        unanswered = planned("storage", node, {"storage": {"state": "present", "scratch_disks": DISKS}})
+        refused += bool(unanswered.refusals)
+        assert unanswered.refusals or unanswered.questions["disks"].body["used"], text
+        manifest = made(node, scratch_disks=DISKS)
+        assert manifest.refusals or result_of(manifest).used, text
     assert refused > 10
 
 
@@ -532,8 +535,8 @@ def done(**changes: Any) -> dict[str, Any]:
     )
 
 
-def with_file(node: NodeState, path: str, **there: Any) -> NodeState:
-    return node.model_copy(update={"files": {**node.files, path: FileState.model_validate(there)}})
+def with_file(node: NodeState, path: str, **actual: Any) -> NodeState:
+    return node.model_copy(update={"files": {**node.files, path: FileState.model_validate(actual)}})
 
 
 def own(node: NodeState, seen: dict[str, Any], **settings: Any) -> Manifest:
@@ -575,20 +578,20 @@ def test_what_is_pending_besides_files_is_named(
     seen: dict[str, Any], settings: dict[str, Any], pending: list[str]
 ) -> None:
     node = with_file(state(), HELPER, kind="link", target="/usr/bin/rclone")
-    found = own(node, seen, **settings)
-    assert (list(found.pending_reasons), found.refusals) == (pending, ())
-    there = bool(seen["trim"]["enabled"])
-    assert trims(result_of(found).start) == [True] * (
-        there and "scratch_disks" in settings and settings.get("trim", True)
+    manifest = own(node, seen, **settings)
+    assert (list(manifest.pending_reasons), manifest.refusals) == (pending, ())
+    has_timer = bool(seen["trim"]["enabled"])
+    assert trims(result_of(manifest).start) == [True] * (
+        has_timer and "scratch_disks" in settings and settings.get("trim", True)
     )
-    assert len(started(found)) == sum("is not mounted" in line for line in pending)
+    assert len(started(manifest)) == sum("is not mounted" in line for line in pending)
     # One that is as requested is left alone: its owner may be another user.
-    touched = any(folder.path == "/scratch" for folder in result_of(found).mounted)
+    touched = any(folder.path == "/scratch" for folder in result_of(manifest).mounted)
     assert touched == any(line.startswith("/scratch ") for line in pending)
 
 
 @pytest.mark.parametrize(
-    ("there", "pending"),
+    ("actual", "pending"),
     [
         ({"kind": "link", "target": "/usr/bin/rclone"}, False),
         ({"kind": "link", "target": "/opt/rclone"}, True),
@@ -597,10 +600,10 @@ def test_what_is_pending_besides_files_is_named(
         (None, True),
     ],
 )
-def test_rclone_needs_its_helper_of_mount(there: dict[str, Any] | None, *, pending: bool) -> None:
-    node = state() if there is None else with_file(state(), HELPER, **there)
-    found = own(node, done(), scratch_disks=DISKS, mounts=[BUCKET])
-    assert list(found.pending_reasons) == ([f"{HELPER} is not a link to rclone"] if pending else [])
+def test_rclone_needs_its_helper_of_mount(actual: dict[str, Any] | None, *, pending: bool) -> None:
+    node = state() if actual is None else with_file(state(), HELPER, **actual)
+    manifest = own(node, done(), scratch_disks=DISKS, mounts=[BUCKET])
+    assert list(manifest.pending_reasons) == ([f"{HELPER} is not a link to rclone"] if pending else [])
     assert own(node, done(), **BOTH).pending_reasons == ()
 
 
@@ -623,9 +626,9 @@ def test_a_mount_of_another_kind_is_in_the_way(kind: str, fstype: str, *, free: 
     seen = done(paths={"/data": {**THERE, "mounts": mounts}})
     node = state(installed=("ceph-common",))
     for disks in ([], DISKS):
-        found = own(node, seen, scratch_disks=disks, mounts=[{**NFS, "type": kind}])
+        manifest = own(node, seen, scratch_disks=disks, mounts=[{**NFS, "type": kind}])
         in_the_way = ("path: there is mounted on /data: unmount it, or choose another path",)
-        assert found.refusals == (() if free else in_the_way)
+        assert manifest.refusals == (() if free else in_the_way)
 
 
 def test_files_that_a_mount_would_hide_and_the_first_users_of_one_that_leaves_are_named() -> None:
@@ -642,8 +645,8 @@ def test_files_that_a_mount_would_hide_and_the_first_users_of_one_that_leaves_ar
         "in use: /data must be unmounted, and p0, p1, p2, p3, p4 uses it: stop that first",
     )
     assert own(state(table), held | {"paths": {"/scratch": FREE}}, scratch_disks=DISKS).refusals == ()
-    theirs = done(paths={"/scratch/cache": {**THERE, "mounts": [], "owner": None}})
-    assert own(state(), theirs, scratch_disks=DISKS, mounts=[BUCKET]).refusals == ()
+    foreign = done(paths={"/scratch/cache": {**THERE, "mounts": [], "owner": None}})
+    assert own(state(), foreign, scratch_disks=DISKS, mounts=[BUCKET]).refusals == ()
 
 
 @pytest.mark.parametrize(
@@ -668,27 +671,27 @@ def test_only_packages_of_what_is_requested_are_asked_for(
     base = state()
     fedora = state_of(FACTS, dnf=of_dnf, files={FSTAB: base.files[FSTAB].model_dump()}, contents=base.contents)
     for node, names, manager in ((base, apt, "apt"), (fedora, dnf, "dnf")):
-        asked = planned("storage", node, {"storage": {"state": "present", **settings}})
-        assert asked.questions["offers"].body == {"names": names}
+        first = planned("storage", node, {"storage": {"state": "present", **settings}})
+        assert first.questions["offers"].body == {"names": names}
         answers = {"disks": answer(), "offers": {"offered": {name: ["1"] for name in names}}}
-        found = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=answers)
-        assert found.packages is not None
-        assert found.packages.manager == manager
-        assert list(found.packages.install) == names
+        manifest = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=answers)
+        assert manifest.packages is not None
+        assert manifest.packages.manager == manager
+        assert list(manifest.packages.install) == names
         less = {**answers, "offers": {"offered": {name: ["1"] for name in names[1:]}}}
         lacking = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=less)
         assert lacking.refusals == (f"package: no configured repository has {names[0]}",)
         conf = ARRAYS[manager]
-        line = text_of(found, conf)
-        disks = result_of(found).disks
+        line = text_of(manifest, conf)
+        disks = result_of(manifest).disks
         uuid = ((disks and disks.array) or "").replace("-", "")
         assert line.splitlines()[-1] == (
             f"ARRAY /dev/md/gpunode-scratch metadata=1.2 UUID={uuid[:8]}:{uuid[8:16]}:{uuid[16:24]}:{uuid[24:]}"
             if uuid
             else "None"
         )
-    there = planned("storage", state(installed=tuple(apt)), {"storage": {"state": "present", **settings}})
-    assert there.questions.keys() == {"disks"}
+    settled = planned("storage", state(installed=tuple(apt)), {"storage": {"state": "present", **settings}})
+    assert settled.questions.keys() == {"disks"}
     failed = {"disks": answer(), "offers": {"error": "no lists"}}
     silent = planned("storage", base, {"storage": {"state": "present", **settings}}, answers=failed)
     assert silent.refusals == ("storage: the node could not be queried: no lists",)
@@ -698,18 +701,18 @@ def test_what_was_there_is_remembered_from_the_first_run() -> None:
     first = {"trim": {"enabled": "masked", "active": "failed"}, "folders": ["/old", 5]}
     node = state(contents={BEFORE: json.dumps(first)})
     seen = done(paths={"/data": FREE, "/scratch/cache": FREE}, trim={"enabled": "enabled", "active": "active"})
-    found = own(node, seen, scratch_disks=DISKS, mounts=[BUCKET])
+    manifest = own(node, seen, scratch_disks=DISKS, mounts=[BUCKET])
     expected = {"trim": first["trim"], "folders": ["/data", "/old", "/scratch/cache"]}
-    assert text_of(found, BEFORE) == json.dumps(expected, indent=1) + "\n"
+    assert text_of(manifest, BEFORE) == json.dumps(expected, indent=1) + "\n"
     bare = own(state(contents={BEFORE: '{"folders": 5}'}), done(), scratch_disks=DISKS)
     assert json.loads(text_of(bare, BEFORE)) == {"trim": seen["trim"], "folders": []}
-    assert [one.path for one in result_of(found).mount_points] == ["/data"]
+    assert [folder.path for folder in result_of(manifest).mount_points] == ["/data"]
     assert result_of(own(state(), done(), **BOTH, hooks=["x.yml"])).hooks == ("x.yml",)
     assert result_of(bare).hooks == ()
-    (table,) = (file for file in found.files if file.path == FSTAB)
+    (table,) = (file for file in manifest.files if file.path == FSTAB)
     assert (table.mode, table.owner, table.group) == ("0644", "root", "root")
-    theirs = with_file(state(), FSTAB, kind="file", sha256="0" * 64, mode="0600", owner="adm", group="disk")
-    (table,) = (file for file in own(theirs, done(), **BOTH).files if file.path == FSTAB)
+    foreign = with_file(state(), FSTAB, kind="file", sha256="0" * 64, mode="0600", owner="adm", group="disk")
+    (table,) = (file for file in own(foreign, done(), **BOTH).files if file.path == FSTAB)
     assert (table.mode, table.owner, table.group) == ("0600", "adm", "disk")
     assert table.validate_with == ("findmnt", "--tab-file", "%s", "--noheadings")
 
@@ -770,18 +773,18 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
     first = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[BUCKET])
     contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
     node = state(text_of(first, FSTAB), contents=contents)
-    asked = planned("storage", node, {"storage": {"state": "absent", "confirm_erase": DISKS[:1]}})
+    unanswered = planned("storage", node, {"storage": {"state": "absent", "confirm_erase": DISKS[:1]}})
     uuids = disks_of(first).model_dump(exclude={"disks"})
-    assert asked.questions["disks"].body == {
+    assert unanswered.questions["disks"].body == {
         "disks": DISKS,
         "own": uuids,
         "paths": ["/data", "/scratch"],
         "erase": [],
         "used": False,
     }
-    found = removal(node, confirm_erase=DISKS[:1])
-    assert found.notes == (f"{DISKS[1]}: keeps its data; storage_confirm_erase erases it",)
-    assert found.result == StorageResult(
+    manifest = removal(node, confirm_erase=DISKS[:1])
+    assert manifest.notes == (f"{DISKS[1]}: keeps its data; storage_confirm_erase erases it",)
+    assert manifest.result == StorageResult(
         leaves=True,
         disks=disks_of(first),
         erase=tuple(DISKS[:1]),
@@ -792,13 +795,13 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
         ),
     )
     assert removal(node, confirm_erase=DISKS).notes == ()
-    assert found.pending_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
-    assert [(file.path, file.phase) for file in found.files] == [
+    assert manifest.pending_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
+    assert [(file.path, file.phase) for file in manifest.files] == [
         (FSTAB, "first"),
         *((path, "after") for path in (*ROLE.files, ROLE.record)),
     ]
     folders = ["/data", "/scratch", "/scratch/cache", "/etc/mdadm/mdadm.conf.d", "/etc/mdadm.conf.d"]
-    assert [folder.path for folder in found.folders] == [*folders, "/etc/gpunode", ROLE.folder]
+    assert [folder.path for folder in manifest.folders] == [*folders, "/etc/gpunode", ROLE.folder]
     failed = removal(node, answer(error="findmnt failed"))
     assert failed.refusals == ("storage: the node could not be queried: findmnt failed",)
 
@@ -806,13 +809,13 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
 @pytest.mark.parametrize("path", [RECORD, BEFORE, *ARRAYS.values()])
 def test_a_removal_begins_at_any_trace_of_the_role(path: str) -> None:
     text = json.dumps({"schema": "gpunode.storage/1", "disks": None, "mounts": []})
-    found = removal(state(contents={path: text}))
-    assert found.result == StorageResult(leaves=True)
-    assert FSTAB not in {file.path for file in found.files}
+    manifest = removal(state(contents={path: text}))
+    assert manifest.result == StorageResult(leaves=True)
+    assert FSTAB not in {file.path for file in manifest.files}
     assert removal(with_file(state(), path, kind="absent")).result is None
     assert "the role did not create it" in removal(state(contents={path: text}), confirm_erase=DISKS).refusals[0]
 
 
 def test_a_removal_takes_a_package_along_that_alone_is_left() -> None:
-    found = removal(state(installed=("mdadm",), contents={ROLE.record: "# installed by gpunode\nmdadm\n"}))
-    assert "mdadm must be removed" in found.pending_reasons
+    manifest = removal(state(installed=("mdadm",), contents={ROLE.record: "# installed by gpunode\nmdadm\n"}))
+    assert "mdadm must be removed" in manifest.pending_reasons

@@ -42,10 +42,10 @@ def installed(*versions: str) -> dict[str, str]:
 def test_the_installed_toolkit_is_kept_and_a_mixed_one_is_not(
     version: str, present: dict[str, str], planned: Library | None, expected: str | None
 ) -> None:
-    found = toolkit_request(version, present, planned)
-    assert found.version == expected
-    assert sorted(found.packages) == sorted(FOUR)
-    assert "nvidia-docker2" in found.replaces
+    request = toolkit_request(version, present, planned)
+    assert request.version == expected
+    assert sorted(request.packages) == sorted(FOUR)
+    assert "nvidia-docker2" in request.replaces
 
 
 @pytest.mark.parametrize(

@@ -268,14 +268,14 @@ def test_absent_removes_a_specification_that_the_probe_could_not_read(site_key: 
 
 
 @pytest.mark.parametrize(
-    ("there", "stays"),
+    ("text", "stays"),
     [
         (f"{BEGIN}\n{FLAGS}={NO_GIDS}\n{END}\n", None),
         (f"# shipped\n{BEGIN}\n{FLAGS}={NO_GIDS}\n{END}\n", "# shipped\n"),
     ],
     ids=["ours", "shipped"],
 )
-def test_absent_leaves_nothing_of_ours_in_the_environment_of_the_refresh_unit(there: str, stays: str | None) -> None:
-    state = node({**AT, **DOCKER}, {BEFORE: "bash\n", REFRESH_ENV: there}, engine=RUNS, facts=FACTS, held=FOUR)
-    (own,) = [row for row in toolkit(state, state="absent").files if row.path == REFRESH_ENV]
-    assert (own.content, own.phase) == (stays, "before")
+def test_absent_leaves_nothing_of_ours_in_the_environment_of_the_refresh_unit(text: str, stays: str | None) -> None:
+    state = node({**AT, **DOCKER}, {BEFORE: "bash\n", REFRESH_ENV: text}, engine=RUNS, facts=FACTS, held=FOUR)
+    (environment,) = [row for row in toolkit(state, state="absent").files if row.path == REFRESH_ENV]
+    assert (environment.content, environment.phase) == (stays, "before")

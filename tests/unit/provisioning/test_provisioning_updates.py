@@ -74,7 +74,7 @@ def dump(policy: str) -> str:
     lines = [f'{name} "{value}";' for name, value in re.findall(r'(?m)^(\S+) "(.*)";$', policy)]
     block = re.search(r"(?s)Package-Blacklist \{\n(.*?)\};", policy)
     assert block is not None
-    lines += [f'Unattended-Upgrade::Package-Blacklist:: "{one}";' for one in re.findall(r'"(.*)";', block[1])]
+    lines += [f'Unattended-Upgrade::Package-Blacklist:: "{pattern}";' for pattern in re.findall(r'"(.*)";', block[1])]
     return "\n".join(lines)
 
 
@@ -103,7 +103,9 @@ def test_an_engine_that_may_move_is_not_excluded() -> None:
 
 
 def test_upgrades_are_on_or_off_and_never_reboot() -> None:
-    on, off = (parse_apt_config(dump(by_path(requested(automatic=one), POLICY).content or "")) for one in (True, False))
+    on, off = (
+        parse_apt_config(dump(by_path(requested(automatic=flag), POLICY).content or "")) for flag in (True, False)
+    )
     assert (on.enabled, off.enabled, on.reboots, off.reboots) == (True, False, False, False)
 
 
@@ -177,8 +179,8 @@ def test_dnfs_file_changes_in_single_settings_and_is_restored() -> None:
 def test_with_dnf_the_file_follows_the_package() -> None:
     first = planned("updates", node({}, dnf=True), context(), state="present")
     assert AUTOMATIC not in {file.path for file in first.files}
-    there = planned("updates", node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True), context(), state="present")
-    assert "upgrade_type = security" in (by_path(there, AUTOMATIC).content or "")
+    manifest = planned("updates", node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True), context(), state="present")
+    assert "upgrade_type = security" in (by_path(manifest, AUTOMATIC).content or "")
 
 
 @pytest.mark.parametrize("system", ["rhel9", "rhel10", "libnvidia-container-rpm"])
@@ -192,19 +194,21 @@ def test_dnf_keeps_what_apt_keeps_of_the_recorded_packages(system: str) -> None:
 
 
 def test_dnf_keeps_what_the_site_and_the_node_exclude() -> None:
-    def excluded(conf: str, *given: str) -> list[str]:
-        there = node({"dnf-automatic": "4"}, {AUTOMATIC: conf}, dnf=True)
-        found = by_path(planned("updates", there, context(), state="present", exclude=list(given)), AUTOMATIC).content
-        return str(re.findall(r"(?m)^excludepkgs = (.*)", found or "")[0]).split()
+    def excluded(conf: str, *patterns: str) -> list[str]:
+        machine = node({"dnf-automatic": "4"}, {AUTOMATIC: conf}, dnf=True)
+        content = by_path(
+            planned("updates", machine, context(), state="present", exclude=list(patterns)), AUTOMATIC
+        ).content
+        return str(re.findall(r"(?m)^excludepkgs = (.*)", content or "")[0]).split()
 
-    own = CONF + "[base]\nexcludepkgs = postgresql*, lustre-client\n"
-    assert {"slurm-*", "lustre-client", "a.b*", "munge"} <= set(excluded(own, "slurm-", "a[.]b", "munge$"))
-    assert {"postgresql*", "lustre-client"} <= set(excluded(own))
-    there = node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True)
-    (refused,) = planned("updates", there, context(), state="present", exclude=["slurm-(a|b)"]).refusals
+    conf = CONF + "[base]\nexcludepkgs = postgresql*, lustre-client\n"
+    assert {"slurm-*", "lustre-client", "a.b*", "munge"} <= set(excluded(conf, "slurm-", "a[.]b", "munge$"))
+    assert {"postgresql*", "lustre-client"} <= set(excluded(conf))
+    machine = node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True)
+    (refused,) = planned("updates", machine, context(), state="present", exclude=["slurm-(a|b)"]).refusals
     assert "updates_exclude: slurm-(a|b)" in refused
-    text, memory, _ = automatic_text(own, None, automatic=True, kernel=True, engine=True)
-    assert restored_text(text or "", memory or "").split() == own.split()
+    text, memory, _ = automatic_text(conf, None, automatic=True, kernel=True, engine=True)
+    assert restored_text(text or "", memory or "").split() == conf.split()
 
 
 MADISON = """\
@@ -222,7 +226,7 @@ def test_security_updates_are_read_from_their_suites() -> None:
 
 
 def test_the_time_of_the_first_sight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_updates, "newer", lambda one, other: int(one) > int(other))
+    monkeypatch.setattr(pending_updates, "newer", lambda version, other: int(version) > int(other))
     rows = pending_updates.pending({"a": "1", "b": "9"}, {"a": {"2", "3"}, "b": {"8"}}, {"a": "then"}, "now")
     assert rows == [{"package": "a", "installed": "1", "version": "3", "since": "then"}]
     assert pending_updates.pending({"a": "1"}, {"a": {"2"}}, {}, "now")[0]["since"] == "now"

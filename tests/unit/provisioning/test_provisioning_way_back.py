@@ -33,9 +33,9 @@ def test_every_package_of_the_release_comes_back_whatever_its_name() -> None:
     """NVIDIA's libcudadebugger1 must have the version of nvidia-driver-cuda, which depends on it."""
     facts = facts_of(BUNDLE)
     release = installed_driver(node(facts=facts).facts)
-    one = next(package for package in facts["packages"] if package["name"] == "libcuda1")
+    library = next(package for package in facts["packages"] if package["name"] == "libcuda1")
     more = ("libcudadebugger1", "libnvcuvid1", "libxnvctrl0")
-    others = [{**one, "name": name} for name in more] + [{**one, "name": "libcudart12", "version": "12.9.79-1"}]
+    others = [{**library, "name": name} for name in more] + [{**library, "name": "libcudart12", "version": "12.9.79-1"}]
     state = node(facts={**facts, "packages": [*facts["packages"], *others]})
     names = way_back.plan(state, {}, context()).questions["offers"].body["names"]
     assert release
