@@ -90,12 +90,12 @@ def test_the_mark_of_a_playbook_is_not_touched(tmp_path: Path) -> None:
     )
 )
 def test_two_controllers_are_never_both_served(
-    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[str, str, int]]
+    tmp_path_factory: pytest.TempPathFactory, requests: list[tuple[str, str, int]]
 ) -> None:
     """A marked node is its owner's until that owner frees it, whatever the clocks show."""
     folder = tmp_path_factory.mktemp("node")
     marked = ""
-    for op, token, at in asked:
+    for op, token, at in requests:
         refused = ask(folder, op, token, at)
         if op != "free":
             assert refused or marked in ("", token)
@@ -120,15 +120,15 @@ class Stand:
         abort.add(lambda: self.ended.append(target.name))
         if target.name.startswith("deaf"):
             self.over.wait(60)
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        abort.add(lambda: ours.shutdown(socket.SHUT_RDWR))
-        threading.Thread(target=self._take, args=(theirs, target.name.startswith("slow")), daemon=True).start()
-        return StandNode(ours)
+        local_end, remote_end = socket.socketpair()
+        local_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        abort.add(lambda: local_end.shutdown(socket.SHUT_RDWR))
+        threading.Thread(target=self._take, args=(remote_end, target.name.startswith("slow")), daemon=True).start()
+        return StandNode(local_end)
 
-    def _take(self, theirs: socket.socket, slow: bool) -> None:
-        with theirs, suppress(OSError):
-            while theirs.recv(64 if slow else 65536) and not self.over.is_set():
+    def _take(self, remote_end: socket.socket, slow: bool) -> None:
+        with remote_end, suppress(OSError):
+            while remote_end.recv(64 if slow else 65536) and not self.over.is_set():
                 time.sleep(0.02 if slow else 0)
 
 
@@ -157,14 +157,14 @@ class StandNode:
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    found = Stand()
-    monkeypatch.setattr(asking, "login", found.login)
+    fake = Stand()
+    monkeypatch.setattr(asking, "login", fake.login)
     monkeypatch.setattr(
         asking, "converse", lambda session, _, text, __, deadline, **___: session.converse(text, deadline)
     )
     monkeypatch.setattr(leases, "program_text", lambda _: "x" * 2**17)
-    yield found
-    found.over.set()
+    yield fake
+    fake.over.set()
 
 
 def asked(names: list[str], parallel: int) -> dict[str, str]:

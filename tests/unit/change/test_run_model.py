@@ -110,13 +110,13 @@ class Fleet:
         self.world = world
 
     def _each(self, nodes: Records, work: Callable[[Machine, NodeRecord], str]) -> Results:
-        found = {}
+        results = {}
         for name, node in nodes.items():
             self.world.tick()
             machine = self.world.machines[name]
-            found[name] = work(machine, node) if machine.reachable else "unreachable"
+            results[name] = work(machine, node) if machine.reachable else "unreachable"
             self.world.tick()
-        return found
+        return results
 
     def lease(self, nodes: Records) -> Results:
         def take(machine: Machine, node: NodeRecord) -> str:
@@ -179,7 +179,7 @@ class Fleet:
             if machine.loaded == machine.installed:
                 return ""
             machine.proved = False
-            name = next(name for name, one in self.world.machines.items() if one is machine)
+            name = next(name for name, candidate in self.world.machines.items() if candidate is machine)
             slurm, boots = SlurmScheduler(self.world.slurm.scontrol), machine.boots
             try:
                 left = slurm.reboot(name, node.token)
@@ -337,14 +337,14 @@ class FleetThroughChange(RuleBasedStateMachine):
     )
     def same_command(self, kill: int | None, budget: int, rollback: bool, events: list[tuple[int, str, str]]) -> None:
         world = self.world
-        foreign = {name: one.drain for name, one in world.machines.items() if one.drain.startswith("RMA")}
+        foreign = {name: machine.drain for name, machine in world.machines.items() if machine.drain.startswith("RMA")}
         by_people = {name for _, kind, name in events if kind.startswith("admin")}
         world.coming = {
             world.ticks + at: lambda kind=kind, name=name: self.event(kind, world.machines[name])  # type: ignore[misc]
             for at, kind, name in events
         }
         world.kill_at = None if kill is None else world.ticks + kill
-        before = {name: (one.installed, one.loaded) for name, one in world.machines.items()}
+        before = {name: (machine.installed, machine.loaded) for name, machine in world.machines.items()}
         assert world.disk is not None
         waves = {name: node.wave for name, node in world.disk.nodes.items()}
         states = {name: node.state for name, node in world.disk.nodes.items()}
@@ -395,7 +395,7 @@ class FleetThroughChange(RuleBasedStateMachine):
         assert not left
         racks = {world.machines[name].loaded for name, node in world.disk.nodes.items() if node.domain}
         assert len(racks) <= 1, "a failure domain is left with two releases"
-        assert not [n for n, one in world.machines.items() if one.drain or one.lease or one.mark]
+        assert not [n for n, machine in world.machines.items() if machine.drain or machine.lease or machine.mark]
         for name, node in world.disk.nodes.items():
             expected = NEW if node.state is ChangeState.RETURNED else OLD
             assert world.machines[name].loaded == expected

@@ -172,17 +172,17 @@ def kubernetes(api: Api) -> KubernetesScheduler:
 def test_kubernetes_cordons_evicts_and_restores_what_was() -> None:
     before = node("gpu-1", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
     api = Api(before, [DAEMON, STATIC, DONE, SHM])
-    one = kubernetes(api)
-    assert one.state("gpu-1", DRAIN_ID).service is Availability.IN_SERVICE
-    one.drain("gpu-1", DRAIN_ID)
-    one.drain("gpu-1", DRAIN_ID)
+    scheduler = kubernetes(api)
+    assert scheduler.state("gpu-1", DRAIN_ID).service is Availability.IN_SERVICE
+    scheduler.drain("gpu-1", DRAIN_ID)
+    scheduler.drain("gpu-1", DRAIN_ID)
     assert (api.node["spec"]["unschedulable"], api.version) == (True, 101)
     # The node controller adds the taint.
     api.node["spec"]["taints"].append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
-    assert one.busy("gpu-1", DRAIN_ID) == "pods: ml/train"
-    assert one.busy("gpu-1", DRAIN_ID) == ""
+    assert scheduler.busy("gpu-1", DRAIN_ID) == "pods: ml/train"
+    assert scheduler.busy("gpu-1", DRAIN_ID) == ""
     assert api.pods == [DAEMON, STATIC, DONE]
-    one.resume("gpu-1", DRAIN_ID)
+    scheduler.resume("gpu-1", DRAIN_ID)
     version = {"metadata": {**before["metadata"], "resourceVersion": "102"}}
     assert api.node == {**before, **version}
 
@@ -205,16 +205,16 @@ def test_a_disruption_budget_is_respected() -> None:
 
 @pytest.mark.parametrize("mark", [None, "gpunode-upgrade-ffffffffffff"])
 def test_a_cordon_of_others_stays(mark: str | None) -> None:
-    found = node("gpu-1", unschedulable=True)
+    cordoned = node("gpu-1", unschedulable=True)
     if mark:
-        found["metadata"]["annotations"][ANNOTATION] = mark
-    api = Api(found)
-    one = kubernetes(api)
-    assert one.state("gpu-1", DRAIN_ID).service is Availability.FOREIGN
+        cordoned["metadata"]["annotations"][ANNOTATION] = mark
+    api = Api(cordoned)
+    scheduler = kubernetes(api)
+    assert scheduler.state("gpu-1", DRAIN_ID).service is Availability.FOREIGN
     with pytest.raises(SchedulerError, match="cordoned"):
-        one.drain("gpu-1", DRAIN_ID)
-    one.resume("gpu-1", DRAIN_ID)
-    assert (api.node, api.version) == (found, 100)
+        scheduler.drain("gpu-1", DRAIN_ID)
+    scheduler.resume("gpu-1", DRAIN_ID)
+    assert (api.node, api.version) == (cordoned, 100)
 
 
 def test_what_others_wrote_meanwhile_is_not_lost() -> None:
@@ -232,8 +232,8 @@ def test_what_others_wrote_meanwhile_is_not_lost() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "Node"}', '{"kind": "PodList", "items": 4}', "NaN"])
 def test_an_answer_of_another_shape_is_an_error(text: str) -> None:
-    one = KubernetesScheduler(lambda argv, stdin: Completed(0, text, ""))  # noqa: ARG005
-    for act in (one.state, one.drain, one.busy, one.resume):
+    scheduler = KubernetesScheduler(lambda argv, stdin: Completed(0, text, ""))  # noqa: ARG005
+    for act in (scheduler.state, scheduler.drain, scheduler.busy, scheduler.resume):
         with pytest.raises(SchedulerError):
             act("gpu-1", DRAIN_ID)
 
@@ -249,8 +249,8 @@ class Site:
         word, _name, token = argv[1:]
         self.calls.append(word)
         if word == "state":
-            ours = "ours" if self.drained == token else f"foreign {self.drained}"
-            return Completed(0, f"{ours if self.drained else 'in-service'}\n", "")
+            owner = "ours" if self.drained == token else f"foreign {self.drained}"
+            return Completed(0, f"{owner if self.drained else 'in-service'}\n", "")
         if word in ("drain", "resume"):
             self.drained = token if word == "drain" else ""
         return Completed(0, "", "")
@@ -258,24 +258,29 @@ class Site:
 
 def test_a_program_of_the_site() -> None:
     site = Site()
-    one = CommandScheduler("/opt/drain", site)
-    one.drain("gpu-1", DRAIN_ID)
-    one.drain("gpu-1", DRAIN_ID)
-    assert one.busy("gpu-1", DRAIN_ID) == ""
+    scheduler = CommandScheduler("/opt/drain", site)
+    scheduler.drain("gpu-1", DRAIN_ID)
+    scheduler.drain("gpu-1", DRAIN_ID)
+    assert scheduler.busy("gpu-1", DRAIN_ID) == ""
     site.drained = "RMA ticket 4711"
-    one.resume("gpu-1", DRAIN_ID)
-    assert one.state("gpu-1", DRAIN_ID).text == "drained by others: RMA ticket 4711"
+    scheduler.resume("gpu-1", DRAIN_ID)
+    assert scheduler.state("gpu-1", DRAIN_ID).text == "drained by others: RMA ticket 4711"
     with pytest.raises(SchedulerError, match="4711"):
-        one.drain("gpu-1", DRAIN_ID)
+        scheduler.drain("gpu-1", DRAIN_ID)
     site.drained = DRAIN_ID
-    one.resume("gpu-1", DRAIN_ID)
+    scheduler.resume("gpu-1", DRAIN_ID)
     assert site.drained == ""
     assert [call for call in site.calls if call != "state"] == ["drain", "busy", "resume"]
 
 
 def test_the_option() -> None:
-    found: list[Scheduler] = [scheduler_of(text) for text in ("none", "slurm", "kubernetes", "command:/opt/drain")]
-    assert [type(one) for one in found] == [NoScheduler, SlurmScheduler, KubernetesScheduler, CommandScheduler]
+    schedulers: list[Scheduler] = [scheduler_of(text) for text in ("none", "slurm", "kubernetes", "command:/opt/drain")]
+    assert [type(scheduler) for scheduler in schedulers] == [
+        NoScheduler,
+        SlurmScheduler,
+        KubernetesScheduler,
+        CommandScheduler,
+    ]
     for wrong in ("pbs", "command:", "command", ""):
         with pytest.raises(UsageError, match="--scheduler"):
             scheduler_of(wrong)
