@@ -77,11 +77,11 @@ def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose
         )
         return Exit.GOOD
     name = _kind(kind)
-    found = list(catalog.rows(name).values())
+    entries = list(catalog.rows(name).values())
     extra = ("source", "date", "confidence") if verbose and name != "sources" else ()
     columns = ["id", *COLUMNS[name], *extra]
-    cells = [[_short(getattr(row, column)) for column in columns] for row in found]
-    _print([row.model_dump(mode="json") for row in found], form, lambda: table_lines(columns, cells))
+    cells = [[_short(getattr(row, column)) for column in columns] for row in entries]
+    _print([row.model_dump(mode="json") for row in entries], form, lambda: table_lines(columns, cells))
     return Exit.GOOD
 
 
@@ -167,7 +167,7 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
             hint = _near(key, {row: row for row in rows}, f"see gpunode catalog list {name}")
             raise UsageError(f"{name} has no {key!r}; {hint}")
         return name, rows[key], []
-    found: list[tuple[str, Any]] = []
+    entries: list[tuple[str, Any]] = []
     lookups: tuple[tuple[str, Callable[[str], Any]], ...] = (
         ("gpus", catalog.find_gpu),
         ("platforms", catalog.platform),
@@ -180,13 +180,13 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
             thing = look(text)
         except UsageError:
             continue  # not of this kind; perhaps of the next
-        found.append((name, (thing.gpu or thing) if isinstance(thing, GpuMatch) else thing))
-    found += [(name, catalog.rows(name)[text]) for name in MODELS if text in catalog.rows(name)]
-    if not found:
+        entries.append((name, (thing.gpu or thing) if isinstance(thing, GpuMatch) else thing))
+    entries += [(name, catalog.rows(name)[text]) for name in MODELS if text in catalog.rows(name)]
+    if not entries:
         listed = "see gpunode catalog list and gpunode catalog list KIND"
         raise UsageError(f"the catalog has no entry {text!r}; {_near(normal(text), _names(catalog), listed)}")
-    name, thing = found[0]
-    others = {f"{other}/{row.id}" for other, row in found[1:] if row is not thing and not isinstance(row, GpuMatch)}
+    name, thing = entries[0]
+    others = {f"{other}/{row.id}" for other, row in entries[1:] if row is not thing and not isinstance(row, GpuMatch)}
     return name, thing, sorted(others)
 
 

@@ -173,10 +173,10 @@ def test(*, file: Path, verbose: bool) -> int:
       gpunode checks test site-checks.yml
     """
     tried = list(try_file(file))
-    for one in tried if verbose else [one for one in tried if one.problem is not None]:
-        line = f"{'ok' if one.problem is None else 'FAIL':5} {one.check}: {one.case}"
-        click.echo(printable(line if one.problem is None else f"{line}: {one.problem}"))
-    failed = [one for one in tried if one.problem is not None]
+    for trial in tried if verbose else [trial for trial in tried if trial.problem is not None]:
+        line = f"{'ok' if trial.problem is None else 'FAIL':5} {trial.check}: {trial.case}"
+        click.echo(printable(line if trial.problem is None else f"{line}: {trial.problem}"))
+    failed = [trial for trial in tried if trial.problem is not None]
     click.echo(f"{len(tried)} cases, {len(failed)} failed")
     return Exit.FAILED if failed else Exit.GOOD
 
@@ -206,8 +206,8 @@ def facts(*, names: tuple[str, ...]) -> int:
 def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -> None:
     for entry in document.checks:
         needs_gpu = "  needs a GPU" if entry.needs_gpu else ""
-        own = f"  of {printable(entry.origin)}" if entry.origin else ""
-        console.show(Text.assemble((entry.id, "bold"), f"  {entry.level}{needs_gpu}{own}"))
+        origin = f"  of {printable(entry.origin)}" if entry.origin else ""
+        console.show(Text.assemble((entry.id, "bold"), f"  {entry.level}{needs_gpu}{origin}"))
         console.show(Text(printable(entry.means)), 4)
         if verbose:
             console.show(Text(f"needs: {', '.join(entry.needs) or 'nothing'}", "dim"), 4)
@@ -217,15 +217,15 @@ def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -
 
 
 def _show_page(entry: CheckEntry, console: PlainConsole) -> None:
-    found = pages().get(entry.id, CheckPage())
-    own = f", of {printable(entry.origin)}" if entry.origin else ""
+    page = pages().get(entry.id, CheckPage())
+    origin = f", of {printable(entry.origin)}" if entry.origin else ""
     kind = "runs something on a GPU" if entry.active else "only reads"
     console.show(
         Text.assemble(
-            (entry.id, "bold"), f"  {entry.category}, about each {entry.scope}, level {entry.level}: {kind}{own}"
+            (entry.id, "bold"), f"  {entry.category}, about each {entry.scope}, level {entry.level}: {kind}{origin}"
         )
     )
-    for title, lines in _sections(entry, found):
+    for title, lines in _sections(entry, page):
         if lines:
             console.show(Text(title, "bold"))
         for line in lines:
@@ -235,10 +235,10 @@ def _show_page(entry: CheckEntry, console: PlainConsole) -> None:
                 console.show(Text(printable(line)), 2)
 
 
-def _sections(entry: CheckEntry, found: CheckPage) -> Iterator[tuple[str, list[str]]]:
+def _sections(entry: CheckEntry, page: CheckPage) -> Iterator[tuple[str, list[str]]]:
     """Yield the sections of a check's page."""
     yield "Meaning", [entry.means]
-    threads = [f"Users report: {one.failure} ({listed(one.threads)})" for one in found.reported]
+    threads = [f"Users report: {failure.failure} ({listed(failure.threads)})" for failure in page.reported]
     yield "Why it matters", [*([WHY[entry.category]] if entry.origin is None else []), STATES[entry.state], *threads]
     limits = []
     for limit in entry.thresholds:
@@ -247,7 +247,7 @@ def _sections(entry: CheckEntry, found: CheckPage) -> Iterator[tuple[str, list[s
         limits.append(f"  source: {limit.source}")
         limits += [f"  policy: {_number(value)} ({key})" for key, value in limit.policy.items()]
     yield "Limits", limits
-    yield "Example, on simulated data", _example(found.example)
+    yield "Example, on simulated data", _example(page.example)
     steps = f"actions: {', '.join(map(str, entry.actions))}; recommended state: {entry.state.value}"
     run = run_role(entry.actions)
     yield "Remedy", [entry.remedy, steps, *([run] if run else [])]
@@ -265,8 +265,8 @@ def _example(example: ExampleFinding | None) -> list[str]:
     if example is None:
         return []
     unit = f" {example.unit}" if example.unit else ""
-    place = "" if example.component == "node" else f"{example.component}: "
-    lines = [f"{example.status.value}  {place}{example.message}"]
+    component = "" if example.component == "node" else f"{example.component}: "
+    lines = [f"{example.status.value}  {component}{example.message}"]
     if example.expected is not None:
         lines.append(f"  expected {example.expected}{unit}, measured {example.measured}{unit}")
     return [*lines, *([f"  expected by: {example.source}"] if example.source else [])]

@@ -152,8 +152,8 @@ def _hosts_of(inventories: tuple[str, ...]) -> list[str]:
             return _names_in(json.loads(kept.read_text(encoding="utf-8")))
         from gpunode.fleet import inventory  # noqa: PLC0415 (slow to load)
 
-        found = inventory.read(inventories)
-        names = sorted({*found.hosts, *found.groups})
+        contents = inventory.read(inventories)
+        names = sorted({*contents.hosts, *contents.groups})
         make_private_folder(kept.parent)
         with whole_file(kept, private=True) as stream:
             stream.write(json.dumps(names).encode())

@@ -61,14 +61,14 @@ def show(*, verb: str | None, everything: bool, inventory: str | None, form: str
     words = ["-i", inventory] if inventory else []
     settings = read_settings(words)
     names = [verb] if verb else list(VERBS)
-    found = [value for name in names for value in values_of(name, words) if everything or value.origin != "default"]
+    values = [value for name in names for value in values_of(name, words) if everything or value.origin != "default"]
     if form == "json":
-        document = {"files": [str(file.path) for file in settings.files], "options": [asdict(each) for each in found]}
+        document = {"files": [str(file.path) for file in settings.files], "options": [asdict(each) for each in values]}
         click.echo(json.dumps(document, indent=1))
         return Exit.GOOD
     for file in settings.files:
         click.echo(printable(f"# {file.path}"))
-    rows = [(each.verb, f"--{each.option}", _shown(each.value), each.origin) for each in found]
+    rows = [(each.verb, f"--{each.option}", _shown(each.value), each.origin) for each in values]
     if rows:
         for line in table_lines(("VERB", "OPTION", "VALUE", "ORIGIN"), rows):
             click.echo(printable(line))

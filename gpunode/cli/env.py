@@ -100,7 +100,7 @@ def command(  # noqa: PLR0913
     if replay:
         refuse_asking("--replay contacts no node")
     request = _request(gpu_list, idle, form)
-    missed, refused, found = list[str](), list[GpunodeError](), list[Tuning]()
+    missed, refused, tunings = list[str](), list[GpunodeError](), list[Tuning]()
     with Evaluator() as evaluator:
         for node in facts_of(selection, evaluator, missed, replay=replay):
             try:
@@ -108,15 +108,15 @@ def command(  # noqa: PLR0913
             except GpunodeError as err:
                 refused.append(err)
                 continue
-            found.append(
+            tunings.append(
                 tune(node, workload, profile=profile, multi_node=multi_node, expandable=expandable_segments, part=part)
             )
     for line in (*missed, *map(str, refused)):
         click.echo(printable(line), err=True)
-    number = len(found) + len(missed) + len(refused)
+    number = len(tunings) + len(missed) + len(refused)
     if form in OF_ONE_NODE and number > 1:
         raise UsageError(f"--format {form} supports one node, got {number}")
-    _print(found, form, verbose=verbose)
+    _print(tunings, form, verbose=verbose)
     if missed or number == 0:
         return Exit.UNDETERMINED
     # Of several nodes the one that needs an answer first.
@@ -124,17 +124,17 @@ def command(  # noqa: PLR0913
     return min((err.exit_code for err in refused), key=order.index, default=Exit.GOOD)
 
 
-def _print(found: Sequence[Tuning], form: str, *, verbose: bool) -> None:
+def _print(tunings: Sequence[Tuning], form: str, *, verbose: bool) -> None:
     if form == "json":
-        click.echo(printable_json(Tunings(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1)))
-    for tuning in found:
+        click.echo(printable_json(Tunings(nodes=tuple(tunings)).model_dump_json(by_alias=True, indent=1)))
+    for tuning in tunings:
         if form in OF_ONE_NODE:
             click.echo(OF_ONE_NODE[form](tuning), nl=False)
             if form == "docker-args":
                 # In a command line nothing else of the output is visible.
-                for one in tuning.left_alone:
-                    if one.name in GPU_ARGUMENTS:
-                        click.echo(printable(f"{tuning.host}: no GPUs among the arguments: {one.reason}"), err=True)
+                for skipped in tuning.left_alone:
+                    if skipped.name in GPU_ARGUMENTS:
+                        click.echo(printable(f"{tuning.host}: no GPUs among the arguments: {skipped.reason}"), err=True)
         elif form == "text":
             _show(tuning, verbose=verbose)
 
@@ -179,8 +179,8 @@ def _show(tuning: Tuning, *, verbose: bool) -> None:
             console.show(Text(printable(f"{setting.reason}{source}"), "dim"), 8)
     if verbose:
         console.show(Text("left alone", "bold"), 2)
-        for one in dict.fromkeys((*tuning.left_alone, *tuning.node.left_alone)):
-            console.show(Text(printable(f"{one.name}: {one.reason}"), "dim"), 4)
+        for skipped in dict.fromkeys((*tuning.left_alone, *tuning.node.left_alone)):
+            console.show(Text(printable(f"{skipped.name}: {skipped.reason}"), "dim"), 4)
 
 
 def facts_of(selection: Selection, evaluator: Evaluator, missed: list[str], *, replay: bool) -> Iterator[NodeFacts]:
@@ -219,10 +219,10 @@ def advise_command(*, selection: Selection, replay: bool, form: str, figures: bo
     missed = list[str]()
     tables = dict[str, list[NodeFigure]]()
     with Evaluator() as evaluator:
-        found = list[NodeAdvice]()
+        advised = list[NodeAdvice]()
         for node in facts_of(selection, evaluator, missed, replay=replay):
             if node.gpus_on_bus:
-                found.append(advise(node))
+                advised.append(advise(node))
                 tables[node.host] = node_figures(node) if figures else []
             else:
                 missed.append(f"{node.host}: {node.gap('pci') or 'no NVIDIA GPU on the PCI bus'}: no advice for it")
@@ -231,11 +231,11 @@ def advise_command(*, selection: Selection, replay: bool, form: str, figures: bo
     if figures:
         _show_figures(tables, form)
     elif form == "json":
-        click.echo(printable_json(AdviceDocument(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1)))
+        click.echo(printable_json(AdviceDocument(nodes=tuple(advised)).model_dump_json(by_alias=True, indent=1)))
     else:
-        for one in found:
-            _show_advice(one, verbose=verbose)
-    return Exit.UNDETERMINED if missed or not found else Exit.GOOD
+        for advice in advised:
+            _show_advice(advice, verbose=verbose)
+    return Exit.UNDETERMINED if missed or not advised else Exit.GOOD
 
 
 def _show_figures(tables: dict[str, list[NodeFigure]], form: str) -> None:
@@ -254,14 +254,14 @@ def _show_advice(node: NodeAdvice, *, verbose: bool) -> None:
     simulated = " (simulated)" if node.simulated else ""
     console.show(Text(printable(f"{node.host}: {node.gpus}{simulated}"), "bold"))
     for number, (step, title) in enumerate(STEPS.items(), start=1):
-        advice = [one for one in node.advice if one.step == step]
+        advice = [tip for tip in node.advice if tip.step == step]
         if advice:
             console.show(Text(f"{number}. {title}", "bold"), 2)
-        for one in advice:
-            console.show(Text(printable(f"{one.title}: {one.advice}")), 4)
-            for figure in one.numbers:
+        for tip in advice:
+            console.show(Text(printable(f"{tip.title}: {tip.advice}")), 4)
+            for figure in tip.numbers:
                 console.show(Text(printable(figure)), 8)
-            if one.missing:
-                console.show(Text(printable(f"not measured here: {one.missing}")), 8)
-            if one.source and (verbose or not one.numbers):
-                console.show(Text(printable(f"source: {one.source}"), "dim"), 8)
+            if tip.missing:
+                console.show(Text(printable(f"not measured here: {tip.missing}")), 8)
+            if tip.source and (verbose or not tip.numbers):
+                console.show(Text(printable(f"source: {tip.source}"), "dim"), 8)

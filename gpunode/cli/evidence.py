@@ -54,9 +54,9 @@ def command(*, bundles: tuple[str, ...], output: Path | None, words: tuple[str, 
         document["host"] = f"node-{number}"
     texts = [json.dumps(document, indent=1, sort_keys=True) + "\n" for document in scrubbed]
     for path, text in zip(files, texts, strict=True):
-        found = next(scrubber.left(text), None)
-        if found is not None:
-            raise UsageError(f"{path}: nothing was written: {found} could not be replaced everywhere")
+        leftover = next(scrubber.left(text), None)
+        if leftover is not None:
+            raise UsageError(f"{path}: nothing was written: {leftover} could not be replaced everywhere")
     changed = _changed_verdicts(originals, scrubbed)
     members = {f"bundles/node-{number}.json": text for number, text in enumerate(texts, start=1)}
     if not quiet():
@@ -92,8 +92,8 @@ def _preview(scrubber: Scrubber, documents: Sequence[Document], members: Mapping
 def _changed_verdicts(before: Sequence[Document], after: Sequence[Document]) -> list[str]:
     """Return the findings that a node has only before or only after, without components that were renamed."""
     lines = []
-    for number, (one, other) in enumerate(zip(_verdicts(before), _verdicts(after), strict=True), start=1):
-        for check, status in sorted(one ^ other):
+    for number, (original, other) in enumerate(zip(_verdicts(before), _verdicts(after), strict=True), start=1):
+        for check, status in sorted(original ^ other):
             lines.append(f"node-{number}: {check} {status}")
     return lines
 

@@ -57,23 +57,23 @@ def command(*, message: str, selection: Selection, replay: bool, verbose: bool, 
         refuse_asking("--replay contacts no node")
         if not selection.hosts:
             raise UsageError("--replay BUNDLE is missing: the saved bundles")
-    found = explanations(message[-MOST_SEARCHED:])
+    known = explanations(message[-MOST_SEARCHED:])
     console = PlainConsole(sys.stdout)
     shown = form == "console"
-    if not found:
+    if not known:
         click.echo("gpunode: the text is unknown: gpunode catalog list messages shows those that are known", err=True)
-    for one in found if shown else ():
-        _show(one, console)
+    for explanation in known if shown else ():
+        _show(explanation, console)
     nodes = []
-    if found and (replay or selection.hosts or selection.inventories):
-        for node in judged_nodes(selection, found, replay=replay):
-            lines = tuple(map(printable, about(node, found, message, verbose=verbose)))
+    if known and (replay or selection.hosts or selection.inventories):
+        for node in judged_nodes(selection, known, replay=replay):
+            lines = tuple(map(printable, about(node, known, message, verbose=verbose)))
             nodes.append(ExplainedNode(host=printable(node.host), reached=node.hardware is not None, lines=lines))
             for line in lines if shown else ():
                 console.show(Text(line))
-    code = Exit.GOOD if found and all(node.reached for node in nodes) else Exit.UNDETERMINED
+    code = Exit.GOOD if known and all(node.reached for node in nodes) else Exit.UNDETERMINED
     if not shown:
-        click.echo(ExplainOutcome(exit_code=int(code), explanations=tuple(found), nodes=tuple(nodes)).text())
+        click.echo(ExplainOutcome(exit_code=int(code), explanations=tuple(known), nodes=tuple(nodes)).text())
     return code
 
 
@@ -133,17 +133,17 @@ def _urls(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(sources[key].url or sources[key].title for key in keys if key in sources)
 
 
-def _show(one: MessageExplanation, console: PlainConsole) -> None:
-    console.show(Text(printable(one.title), "bold"))
-    console.show(Text(printable(f"meaning: {one.means}")), 2)
-    console.show(Text(printable(f"to do: {one.remedy}")), 2)
-    console.show(Text(f"checks: {', '.join(one.checks)} (gpunode checks {one.checks[0]})"), 2)
-    console.show(Text(printable(f"source: {listed(one.sources)}"), "dim"), 2)
+def _show(explanation: MessageExplanation, console: PlainConsole) -> None:
+    console.show(Text(printable(explanation.title), "bold"))
+    console.show(Text(printable(f"meaning: {explanation.means}")), 2)
+    console.show(Text(printable(f"to do: {explanation.remedy}")), 2)
+    console.show(Text(f"checks: {', '.join(explanation.checks)} (gpunode checks {explanation.checks[0]})"), 2)
+    console.show(Text(printable(f"source: {listed(explanation.sources)}"), "dim"), 2)
 
 
-def judged_nodes(selection: Selection, found: Iterable[MessageExplanation], *, replay: bool) -> Iterator[NodeReport]:
+def judged_nodes(selection: Selection, known: Iterable[MessageExplanation], *, replay: bool) -> Iterator[NodeReport]:
     """Yield the nodes, judged by the checks of the explanations that only read."""
-    checks = {check for one in found for check in one.checks if registry[check].level == "quick"}
+    checks = {check for explanation in known for check in explanation.checks if registry[check].level == "quick"}
     files = bundle_files(selection.hosts) if replay else []
     targets = [] if replay else selection.targets()
     with Evaluator(JudgingRequest(level="quick", checks=frozenset({*ALWAYS, *checks}))) as evaluator:
@@ -152,16 +152,18 @@ def judged_nodes(selection: Selection, found: Iterable[MessageExplanation], *, r
             yield node.report
 
 
-def about(node: NodeReport, found: Iterable[MessageExplanation], message: str, *, verbose: bool) -> Iterator[str]:
+def about(node: NodeReport, known: Iterable[MessageExplanation], message: str, *, verbose: bool) -> Iterator[str]:
     """Yield lines on what a node has to do with the text."""
     simulated = ", SIMULATED" if node.simulated else ""
     yield f"{node.host}: {_identity(node)}{simulated}"
-    for fact in dict.fromkeys(one.fact for one in found if one.fact):
+    for fact in dict.fromkeys(explanation.fact for explanation in known if explanation.fact):
         yield f"  {FACTS[fact](node, message)}"
-    shown = [one for one in node.findings if verbose or one.status in (Status.FAIL, Status.WARN, Status.ERROR)]
+    shown = [
+        finding for finding in node.findings if verbose or finding.status in (Status.FAIL, Status.WARN, Status.ERROR)
+    ]
     for finding in shown:
-        place = "" if finding.component == "node" else f"{finding.component}: "
-        yield f"  {finding.status.value}  {finding.check}  {place}{finding.message}"
+        component = "" if finding.component == "node" else f"{finding.component}: "
+        yield f"  {finding.status.value}  {finding.check}  {component}{finding.message}"
     if not shown:
         yield "  no finding of the read-only checks (-v lists their results)"
 
@@ -177,22 +179,23 @@ def _identity(node: NodeReport) -> str:
 def capability_fact(node: NodeReport, message: str) -> str:
     """Return how the GPU's compute capability relates to those that the text lists."""
     row = load().gpus.get((node.hardware and node.hardware.gpu_model) or "")
-    own = None if row is None else row.compute_capability
-    if own is None:
+    capability = None if row is None else row.compute_capability
+    if capability is None:
         return "the compute capability of this GPU is unknown"
     _, _, listing = message.partition("supports CUDA capabilities")
     names = re.findall(r"\b(?:sm|compute)_\d{2,3}[af]?\b", listing)
     built = sorted(names, key=lambda name: (name.startswith("compute"), len(name), name))
     if built:
         ends = " to ".join(dict.fromkeys((built[0], built[-1])))
-        code = "it has code for it" if runs_on(built, Version(own)) else "no code for it"
-        return f"the build has {ends}, this GPU is {own}: {code}"
+        code = "it has code for it" if runs_on(built, Version(capability)) else "no code for it"
+        return f"the build has {ends}, this GPU is {capability}: {code}"
     wheels = [
         f"CUDA {listed(wheel.cuda)} (PyTorch {_range(wheel.since, wheel.until)})"
         for wheel in load().rows("wheels").values()
-        if wheel.arch == (node.stack.architecture or "x86_64") and runs_on(wheel_architectures(wheel), Version(own))
+        if wheel.arch == (node.stack.architecture or "x86_64")
+        and runs_on(wheel_architectures(wheel), Version(capability))
     ]
-    return f"this GPU is {own}; wheels of PyTorch with its code: {listed(wheels) or 'none in the catalog'}"
+    return f"this GPU is {capability}; wheels of PyTorch with its code: {listed(wheels) or 'none in the catalog'}"
 
 
 def _range(since: str, until: str | None) -> str:

@@ -181,12 +181,12 @@ def validate_fabric(  # noqa: PLR0913
         selection_.refuse_asking("--records contacts no node")
         _refuse(ctx, "--records starts no ranks", OF_RANKS)
         text = read_file(records)
-        if not (found := records_of(text)):
+        if not (rank_records := records_of(text)):
             reason = "no record of a rank: name the output of a script that --fabric printed"
             raise UsageError(f"--records {records}: {reason}")
         of_engine = "unknown" if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT else engine
         tested_log = (text, None) if has_nccl_tests(text) else None
-        verdict, nodes = of_records(found, of_engine, (time.monotonic() - began) / 60, expects, tested_log)
+        verdict, nodes = of_records(rank_records, of_engine, (time.monotonic() - began) / 60, expects, tested_log)
     elif engine == "ssh":
         _refuse(ctx, "--engine ssh", ("backend", "python", "rendezvous"))
         file = read_image_file(image_file) if image_file else None
@@ -242,8 +242,8 @@ def validate_fabric(  # noqa: PLR0913
         fleet=fleet,
         fabric=verdict.report,
     )
-    for place in places:
-        write(document, place, verbose=verbose)
+    for rendering in places:
+        write(document, rendering, verbose=verbose)
     return exit_code(document, strict=strict)
 
 
@@ -257,12 +257,12 @@ def _targets(selection: Selection) -> list[Target]:
 
 def _refuse(ctx: click.Context, why: str, names: Sequence[str]) -> None:
     """Raise UsageError for options without an effect."""
-    given = [
+    options = [
         param.opts[0] if isinstance(param, click.Option) else "HOST"
         for param in ctx.command.params
         # Click counts hosts as given where there are none.
         if param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         if ctx.params[param.name] != ()
     ]
-    if given:
-        raise UsageError(f"{why}: {', '.join(given)} has no effect there")
+    if options:
+        raise UsageError(f"{why}: {', '.join(options)} has no effect there")

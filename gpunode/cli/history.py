@@ -113,9 +113,9 @@ def show(*, name: str, verbose: bool) -> int:
 def _of_run(history: History, name: str) -> list[str]:
     run = history.find(name)
     findings = []
-    for one in history.findings(run.id):
-        where = "" if one.component == "node" else f"{one.component}: "
-        findings.append(f"{one.status:<5}  {one.host}: {where}{one.check}: {one.message}")
+    for finding in history.findings(run.id):
+        where = "" if finding.component == "node" else f"{finding.component}: "
+        findings.append(f"{finding.status:<5}  {finding.host}: {where}{finding.check}: {finding.message}")
     return [_line(run).strip(), *(findings or ["no finding that failed, warned or could not be determined"])]
 
 
@@ -132,19 +132,19 @@ def _of_host(history: History, host: str) -> list[str]:
         elif node.reached != before[1].reached:
             lines.append(f"{run.title}: {'reached again' if node.reached else 'not reached'}")
         elif node.reached:
-            found = compare(before[1], node)
-            lines += [f"{run.title}: {line}" for line in as_lines(found.changes)]
+            comparison = compare(before[1], node)
+            lines += [f"{run.title}: {line}" for line in as_lines(comparison.changes)]
         before = (run, node)
     lines.append(f"{host}: {counted(number, 'complete run')}, {counted(max(0, len(lines) - 1), 'change')}")
-    return [*lines, *(f"trend: {one.text}" for one in trends_of(history, host))]
+    return [*lines, *(f"trend: {trend.text}" for trend in trends_of(history, host))]
 
 
 def trends_of(history: History, host: str | None = None) -> list[Trend]:
     """Return the trends of one node, or of all."""
-    found: list[Trend] = []
+    all_trends: list[Trend] = []
     for name, rows in groupby(history.measured(host), key=lambda row: row[0]):
-        found += trends(name, ((time, node) for _, time, node in rows))
-    return found
+        all_trends += trends(name, ((time, node) for _, time, node in rows))
+    return all_trends
 
 
 @command.command("trends")
@@ -160,10 +160,10 @@ def show_trends(*, host: str | None, verbose: bool) -> int:
     with opened(verbose=verbose) as history:
         if host is not None and host not in history.hosts():
             raise UsageError(f"{host}: the history has no such node")
-        found = trends_of(history, host)
-    for one in found:
-        click.echo(printable(f"{one.host}: {one.text}"))
-    if not found:
+        all_trends = trends_of(history, host)
+    for trend in all_trends:
+        click.echo(printable(f"{trend.host}: {trend.text}"))
+    if not all_trends:
         click.echo("no trend")
     return Exit.GOOD
 
@@ -181,12 +181,12 @@ def export(*, run: str, output: Path | None, bundles: Path | None, verbose: bool
       gpunode history export last --bundles last-run/
     """
     with opened(verbose=verbose) as history:
-        found = history.find(run)
-        nodes = list(history.snapshots(found.id))
+        saved = history.find(run)
+        nodes = list(history.snapshots(saved.id))
         if bundles is not None:
-            return _write_bundles(history, found, [node.host for node in nodes], bundles)
-    values = {key: value for key, value in asdict(found).items() if key not in ("name", "version")}
-    text = RunExport(**{**values, "gpunode_version": found.version, "nodes": tuple(nodes)})
+            return _write_bundles(history, saved, [node.host for node in nodes], bundles)
+    values = {key: value for key, value in asdict(saved).items() if key not in ("name", "version")}
+    text = RunExport(**{**values, "gpunode_version": saved.version, "nodes": tuple(nodes)})
     document = printable_json(text.model_dump_json(by_alias=True, indent=1) + "\n")
     if output is None:
         click.echo(document, nl=False)
@@ -209,9 +209,9 @@ def _write_bundles(history: History, run: SavedRun, hosts: list[str], folder: Pa
             damaged.append(host)
         else:
             write_bundle(folder, host, document)
-    for what, of in (("is kept", absent), ("can be read", damaged)):
+    for problem, of in (("is kept", absent), ("can be read", damaged)):
         if of:
-            click.echo(printable(f"gpunode: no bundle of {fold(of)} {what}"), err=True)
+            click.echo(printable(f"gpunode: no bundle of {fold(of)} {problem}"), err=True)
     lost = len(absent) + len(damaged)
     click.echo(f"{counted(len(hosts) - lost, 'bundle')} written to {folder}", err=True)
     return Exit.UNDETERMINED if lost else Exit.GOOD
@@ -265,8 +265,8 @@ def compare_command(*, before: str, after: str, form: str, output: Path | None) 
     """
     if output is not None:
         must_not_be_redirected(output, "--output")
-    one, other = side_of(before), side_of(after)
-    comparison = compare_runs(one.nodes, other.nodes, (one.origin, other.origin))
+    earlier, other = side_of(before), side_of(after)
+    comparison = compare_runs(earlier.nodes, other.nodes, (earlier.origin, other.origin))
     if form == "json":
         text = printable_json(comparison.to_json())
     else:

@@ -123,13 +123,13 @@ def command(  # noqa: PLR0913
         raise UsageError(f"--example: {unknown('example', example, known)}")
     _must_be_new(folder)
     selection = Selection(hosts, inventories, limit, parallel, timeout_s, ask_become_pass)
-    found = _hosts(selection)
-    if found and not no_look:
-        found = _looked_at(selection, found)
-    chosen = example or _example_for(found)
-    _write(folder, chosen, found, _further_files(ci, molecule=molecule))
+    site_hosts = _hosts(selection)
+    if site_hosts and not no_look:
+        site_hosts = _looked_at(selection, site_hosts)
+    chosen = example or _example_for(site_hosts)
+    _write(folder, chosen, site_hosts, _further_files(ci, molecule=molecule))
     if not quiet():
-        _report(folder, chosen, found)
+        _report(folder, chosen, site_hosts)
     return Exit.GOOD
 
 
@@ -183,13 +183,13 @@ def _hosts(selection: Selection) -> list[Host]:
     from gpunode.fleet.ssh_config import split_destination  # noqa: PLC0415 (slow to load)
     from gpunode.names import expand_all  # noqa: PLC0415 (the same)
 
-    found = []
+    hosts = []
     for text in expand_all(selection.hosts):
         user, name, port = split_destination(text)
         local = "local" if text == "localhost" else None
         variables = {"ansible_connection": local, "ansible_user": user, "ansible_port": port}
-        found.append(Host(name, {key: value for key, value in variables.items() if value is not None}))
-    return found
+        hosts.append(Host(name, {key: value for key, value in variables.items() if value is not None}))
+    return hosts
 
 
 def _stays(name: str, variables: Variables) -> bool:
@@ -256,10 +256,10 @@ def _example_for(hosts: Iterable[Host]) -> str:
 
 def _further_files(ci: str | None, *, molecule: bool) -> dict[str, str]:
     """Return the files beside an example: path below ``inventory`` of the collection -> path in the site's folder."""
-    found = {f"ci/{ci}.yml": PIPELINES[ci]} if ci is not None else {}
+    files = {f"ci/{ci}.yml": PIPELINES[ci]} if ci is not None else {}
     if ci is not None or molecule:
-        found |= {f"molecule/{name}": path for name, path in MOLECULE.items()}
-    return found
+        files |= {f"molecule/{name}": path for name, path in MOLECULE.items()}
+    return files
 
 
 def _write(folder: Path, example: str, hosts: Sequence[Host], further: Mapping[str, str]) -> None:
@@ -273,9 +273,9 @@ def _write(folder: Path, example: str, hosts: Sequence[Host], further: Mapping[s
             settings = re.sub(r"(?m)^(kernel_tuning_fleet_size:) .*$", rf"\1 {len(hosts)}", _settings(source))
             (beside / "group_vars" / f"{GROUP}.yml").write_text(settings, encoding="utf-8")
         (beside / NAME).write_text(CONFIGURATION, encoding="utf-8")
-        for name, place in further.items():
-            (beside / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(collection_root() / "inventory" / name, beside / place)
+        for name, path in further.items():
+            (beside / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(collection_root() / "inventory" / name, beside / path)
         beside.rename(folder)
     except OSError as err:
         raise UsageError(f"{folder}: cannot be written: {err.strerror}") from None
@@ -301,13 +301,13 @@ def inventory_text(hosts: Sequence[Host]) -> str:
 
 
 def _members(hosts: Sequence[Host], shared: Variables) -> Tree:
-    own = {
+    members = {
         host.name: {key: value for key, value in host.variables.items() if key not in shared} or None for host in hosts
     }
     expect = dict(hosts[0].expect)
     if all(dict(host.expect) == expect for host in hosts):
-        return {"hosts": own, **({"vars": {"gpunode_expect": expect}} if expect else {})}
-    return {"hosts": {host.name: {**(own[host.name] or {}), "gpunode_expect": dict(host.expect)} for host in hosts}}
+        return {"hosts": members, **({"vars": {"gpunode_expect": expect}} if expect else {})}
+    return {"hosts": {host.name: {**(members[host.name] or {}), "gpunode_expect": dict(host.expect)} for host in hosts}}
 
 
 def _in_common(hosts: Sequence[Host]) -> Tree:
@@ -323,9 +323,9 @@ def _report(folder: Path, example: str, hosts: Sequence[Host]) -> None:
         by_group[host.group].append(host.name)
     for group, names in sorted(by_group.items()):
         click.echo(printable(f"{group or GROUP}: {listed(names)}"), err=True)
-    what = (
+    contents = (
         counted(len(hosts), "host") if hosts else "the example's hosts, which do not exist: replace them in hosts.yml"
     )
-    click.echo(printable(f"wrote {folder}: {what}; settings of the example {example}"), err=True)
+    click.echo(printable(f"wrote {folder}: {contents}; settings of the example {example}"), err=True)
     file = folder / "hosts.yml"
     click.echo(printable(f"next: gpunode plan -i {file}; gpunode provision -i {file} --check --diff"), err=True)

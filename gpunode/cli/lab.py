@@ -97,8 +97,8 @@ def down(name: str, images: bool) -> int:
     removed = Lab(name).down()
     if images:
         removed += remove_images(connect())
-    for what in removed:
-        _print(f"removed {what}")
+    for title in removed:
+        _print(f"removed {title}")
     if not removed:
         _print(f"lab {name}: nothing to remove")
     return Exit.GOOD
@@ -171,15 +171,15 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
     lab = Lab(name)
     if node == "vendor":
         return _vendor_fault(lab, words, heal=heal, listed=listed)
-    place = lab.node(node)
+    target = lab.node(node)
     if listed:
-        for each in place.faults():
+        for each in target.faults():
             click.echo(f"set: {each}")
-        _table(("OF", "FAULT", "WHAT", "DETAILS"), place.fault_kinds())
+        _table(("OF", "FAULT", "WHAT", "DETAILS"), target.fault_kinds())
     elif heal:
-        _healed(node, place.heal_words(words))
+        _healed(node, target.heal_words(words))
     else:
-        _print(f"{node}: {place.fault_words(words)}")
+        _print(f"{node}: {target.fault_words(words)}")
     return Exit.GOOD
 
 

@@ -113,11 +113,11 @@ def interpreter() -> str:
 
 
 class ProbeRun:
-    """The probe in a process group of its own: it should end by ``own``, and is killed at ``deadline``."""
+    """The probe in a process group of its own: it should end by ``soft_deadline``, and is killed at ``deadline``."""
 
-    def __init__(self, own: float, deadline: float) -> None:
+    def __init__(self, soft_deadline: float, deadline: float) -> None:
         self._deadline = deadline
-        seconds = f"{max(0.1, own - time.monotonic()):.3f}"
+        seconds = f"{max(0.1, soft_deadline - time.monotonic()):.3f}"
         with SCRIPT.open("rb") as script:
             self._process = subprocess.Popen(
                 [interpreter(), "-I", "-", seconds],

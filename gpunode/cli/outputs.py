@@ -61,22 +61,22 @@ def outputs(ctx: click.Context) -> list[ReportOutput]:
     """Return the formats and their files. Raises UsageError: an output without a format, one file twice, no such
     folder.
     """
-    found: list[ReportOutput] = []
+    chosen: list[ReportOutput] = []
     taken: list[bool] = []
     for name, value in ctx.meta[__name__] or _configured(ctx):
         if name == "format":
-            found.append(ReportOutput(value, None))
+            chosen.append(ReportOutput(value, None))
             taken.append(False)
             continue
-        if not found or taken[-1]:
+        if not chosen or taken[-1]:
             raise UsageError(f"--output {value}: put its --format first: --format json --output {value}")
-        found[-1] = ReportOutput(found[-1].format, None if value in STDOUT else Path(value))
+        chosen[-1] = ReportOutput(chosen[-1].format, None if value in STDOUT else Path(value))
         taken[-1] = True
-    found = found or [ReportOutput("console", None)]
-    places = [output.path for output in found]
+    chosen = chosen or [ReportOutput("console", None)]
+    places = [output.path for output in chosen]
     if places.count(None) > 1:
         raise UsageError("two formats for stdout: add --output FILE to one of them")
-    for output in found:
+    for output in chosen:
         if output.path is None and output.format in formats.NOT_FOR_TERMINALS and sys.stdout.isatty():
             raise UsageError(f"--format {output.format}: stdout is a terminal; add --output FILE")
     for path in places:
@@ -84,7 +84,7 @@ def outputs(ctx: click.Context) -> list[ReportOutput]:
             _must_be_writable(path)
             if places.count(path) > 1:
                 raise UsageError(f"--output {path}: used for two formats")
-    return found
+    return chosen
 
 
 def _configured(ctx: click.Context) -> list[tuple[str, str]]:

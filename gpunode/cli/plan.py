@@ -71,7 +71,7 @@ class PlanOptions:
     @property
     def hypothetical(self) -> dict[str, object]:
         """Return the options that describe a hypothetical node, as far as they were given."""
-        given = {
+        described = {
             "--gpu": self.gpus,
             "--count": self.count,
             "--platform": self.platform,
@@ -80,7 +80,7 @@ class PlanOptions:
             "--kernel": self.kernel,
             "--secure-boot": self.secure_boot,
         }
-        return {option: value for option, value in given.items() if value not in (None, ())}
+        return {option: value for option, value in described.items() if value not in (None, ())}
 
 
 @click.command("plan")
@@ -189,8 +189,8 @@ def command(**values: Any) -> int:
 
 def _helm_values(document: Plan, options: PlanOptions, catalog: Catalog) -> int:
     """Print a values file; nothing but the reasons on stderr if a node has no stack, or one that is not supported."""
-    found = (operator_values if options.form == OPERATOR else plugin_values)(document, catalog)
-    problems = [*found.problems]
+    helm = (operator_values if options.form == OPERATOR else plugin_values)(document, catalog)
+    problems = [*helm.problems]
     for group in document.groups:
         hosts = f"{', '.join(group.hosts)}: " if group.hosts else ""
         if group.conflict is not None:
@@ -199,36 +199,36 @@ def _helm_values(document: Plan, options: PlanOptions, catalog: Catalog) -> int:
             problems.append(f"{hosts}undetermined: {group.undetermined}")
     for problem in problems:
         click.echo(f"gpunode: {printable(problem)}", err=True)
-    if found.problems:
+    if helm.problems:
         return Exit.FAILED
     if not problems:
-        head = "".join(f"# {printable(line)}\n" for line in found.comments)
-        click.echo(head + yaml.safe_dump(found.values, sort_keys=False), nl=False)
+        head = "".join(f"# {printable(line)}\n" for line in helm.comments)
+        click.echo(head + yaml.safe_dump(helm.values, sort_keys=False), nl=False)
     return exit_code(document, strict=options.strict)
 
 
 def _diff(options: PlanOptions) -> int:
     from gpunode.stack.differences import differences  # noqa: PLC0415 (only needed here)
 
-    given = {
+    excluded = {
         "-i": options.inventories,
         "--replay": options.replay or options.bundles,
         "--explain": options.explain,
         "--write": options.write,
     }
-    other = next((name for name, value in (options.hypothetical | given).items() if value), None)
+    other = next((name for name, value in (options.hypothetical | excluded).items() if value), None)
     if other is not None:
         raise UsageError(f"--diff compares two files and cannot be combined with {other}")
     first, second = map(Path, options.diff or ())
-    found = differences(first, second, verbose=options.verbose)
+    changes = differences(first, second, verbose=options.verbose)
     if options.form in (OPERATOR, PLUGIN):
         raise UsageError(f"--diff prints table, json or yaml, not {options.form}")
     if options.form == "table":
-        click.echo("\n".join(map(str, found)) if found else "no difference")
+        click.echo("\n".join(map(str, changes)) if changes else "no difference")
     else:
-        document = [change._asdict() for change in found]
+        document = [change._asdict() for change in changes]
         click.echo(dumped(document, options.form), nl=False)
-    return Exit.FAILED if found else Exit.GOOD
+    return Exit.FAILED if changes else Exit.GOOD
 
 
 def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> int:
@@ -237,9 +237,9 @@ def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: da
 
     if options.inventories or options.replay:
         raise UsageError("--explain answers for a hypothetical node: describe it with --gpu or --platform and --os")
-    found = explain_rule(options.explain or "", request, _picture(options, catalog), catalog, today)
-    plain = found.model_dump(mode="json")
-    click.echo(explained(found) if options.form == "table" else dumped(plain, options.form), nl=False)
+    explanation = explain_rule(options.explain or "", request, _picture(options, catalog), catalog, today)
+    plain = explanation.model_dump(mode="json")
+    click.echo(explained(explanation) if options.form == "table" else dumped(plain, options.form), nl=False)
     return Exit.GOOD
 
 
@@ -255,7 +255,7 @@ def exit_code(document: Plan, *, strict: bool = False) -> int:
 
 
 def _must_fit_together(options: PlanOptions) -> None:
-    machines = [name for name, given in (("-i", options.inventories), ("--replay", options.replay)) if given]
+    machines = [name for name, requested in (("-i", options.inventories), ("--replay", options.replay)) if requested]
     if options.bundles and not options.replay:
         raise UsageError(f"{options.bundles[0]}: put --replay before saved bundles")
     if len(machines) == 2:
@@ -338,7 +338,7 @@ def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, tod
 
 def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]:
     """Return the options that request something, which gpunode provision does not know."""
-    given = {
+    requested = {
         "--source": request.source,
         "--driver": request.driver,
         "--kernel-module": request.kernel_module,
@@ -348,7 +348,7 @@ def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]
         "--kernel-policy": request.kernel_policy,
         "--past-eol": None if options.past_eol == "warn" else options.past_eol,
     }
-    return {option: str(value) for option, value in given.items() if value is not None}
+    return {option: str(value) for option, value in requested.items() if value is not None}
 
 
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:

@@ -57,13 +57,13 @@ def of_inventory(options: FleetPlanOptions, evaluator: Evaluator, catalog: Catal
     """
     inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
     refuse_inventory(collection_root(), inventory)
-    found = targets(inventory, config)
+    selected = targets(inventory, config)
     password = ask_password() if options.ask_become_pass else None
 
     def answers() -> Iterator[Collected]:
-        with shown_progress([target.name for target in found]) as update:
+        with shown_progress([target.name for target in selected]) as update:
             for answer in collect(
-                found, parallel=options.parallel, timeout_s=options.timeout_s, become_password=password
+                selected, parallel=options.parallel, timeout_s=options.timeout_s, become_password=password
             ):
                 update(answer.host)
                 yield answer
@@ -111,10 +111,10 @@ def _where(name: str, sources: Sequence[str], extra: Variables) -> str:
     """Return the file that sets a variable, if it is one alone."""
     if name in extra:
         return "-e"
-    found = list(locations(name, sources))
-    if len(found) == 1:
-        return found[0]
-    return "inventory" if not found else f"one of {', '.join(found[:3])}"
+    files = list(locations(name, sources))
+    if len(files) == 1:
+        return files[0]
+    return "inventory" if not files else f"one of {', '.join(files[:3])}"
 
 
 def keep_unwritten(sources: Sequence[str], options: Sequence[str], at: str) -> None:

@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913
       gpunode profile --container 3f2a --tool py-spy -- python3 train.py
     """
     folder = made(output or Path(f"gpunode-profile-{os.getpid()}"))
-    chosen = next((one for one in TOOLS if one == tool), None)
+    chosen = next((known for known in TOOLS if known == tool), None)
     request = ProfileRequest(words, container, gpus or (), chosen, folder, limit, warmup, steps)
     try:
         result = profile(request)
@@ -104,25 +104,25 @@ def ending(result: ProfileResult) -> str:
 def lines(result: ProfileResult, *, verbose: bool) -> list[str]:
     """Return the report for a terminal."""
     steps = f", {counted(result.notes.steps, 'step')} recorded" if result.notes.steps else ""
-    found = [f"profiled with {result.tool} for {result.seconds:.1f} s{steps}; the command {ending(result)}"]
-    found += [f"checked: {line}" for line in result.checked if verbose]
-    found += [f"note: {remark}" for remark in result.remarks]
+    report = [f"profiled with {result.tool} for {result.seconds:.1f} s{steps}; the command {ending(result)}"]
+    report += [f"checked: {line}" for line in result.checked if verbose]
+    report += [f"note: {remark}" for remark in result.remarks]
     order = {"look": 0, "ok": 1, "unknown": 2}
     rows = sorted(result.rows, key=lambda row: (order[row.status], -(row.value or 0.0)))
-    found += table_lines(
+    report += table_lines(
         ("pattern", "", "measured", "cause", "change"),
         [(row.pattern, row.status, row.measured, row.cause, row.change) for row in rows],
     )
     if result.utilization:
         mean = sum(result.utilization) / len(result.utilization)
         verdict = ": starving" if mean < LOW else ""
-        found.append(f"nvidia-smi: mean utilization {mean:.0f} % in {len(result.utilization)} samples{verdict}")
+        report.append(f"nvidia-smi: mean utilization {mean:.0f} % in {len(result.utilization)} samples{verdict}")
     else:
-        found.append("nvidia-smi: no samples of a GPU")
+        report.append("nvidia-smi: no samples of a GPU")
     viewer = {"nsys": "Nsight Systems", "torch": "https://ui.perfetto.dev", "py-spy": "a viewer of folded stacks"}
     if result.trace is not None:
-        found.append(f"trace: {result.trace} ({viewer[result.tool]})")
-    return found
+        report.append(f"trace: {result.trace} ({viewer[result.tool]})")
+    return report
 
 
 def document(result: ProfileResult) -> ProfileDocument:

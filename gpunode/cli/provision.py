@@ -70,7 +70,7 @@ class ProvisionOptions:
             "--forks": [self.forks] if self.forks is not None else [],
         }
         flags = {"--check": self.check, "--diff": self.differences, f"-{'v' * self.verbose}": self.verbose}
-        return [*option_words(valued), *(flag for flag, given in flags.items() if given), *self.vault]
+        return [*option_words(valued), *(flag for flag, enabled in flags.items() if enabled), *self.vault]
 
 
 @click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")

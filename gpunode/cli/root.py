@@ -62,17 +62,17 @@ class Verbs(click.Group):
         if args[:1] == ["validate"] and FABRIC in args:
             from gpunode.cli.fabric import validate_fabric  # noqa: PLC0415 (the workload's libraries are slow to load)
 
-            found: tuple[str | None, click.Command | None, list[str]] = (
+            resolved: tuple[str | None, click.Command | None, list[str]] = (
                 "validate",
                 with_common(validate_fabric),
                 args[1:],
             )
         else:
-            found = super().resolve_command(ctx, args)
-        if found[0] is not None and found[1] is not None and ON_NODE not in args:
+            resolved = super().resolve_command(ctx, args)
+        if resolved[0] is not None and resolved[1] is not None and ON_NODE not in args:
             # Not on a node: a job's folder and environment must not change what a prolog does.
-            read_settings(args).apply(ctx, found[0], found[1])
-        return found
+            read_settings(args).apply(ctx, resolved[0], resolved[1])
+        return resolved
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return verbs and options that begin so, without loading a verb."""
@@ -172,7 +172,7 @@ def refused(argv: Sequence[str] | None, line: str, code: Exit = Exit.USAGE) -> E
 
 def expects_json(words: Sequence[str]) -> bool:
     """Return whether a command line has ``--format json`` without a file for it."""
-    found, latest = False, ""
+    expected, latest = False, ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "--":
             break
@@ -180,10 +180,10 @@ def expects_json(words: Sequence[str]) -> bool:
         value = value if mark else following
         if name == "--format":
             latest = value
-            found = found or latest == "json"
+            expected = expected or latest == "json"
         elif name == "--output" and latest == "json" and value not in ("-", "/dev/stdout"):
-            found = False
-    return found
+            expected = False
+    return expected
 
 
 def _print_error(line: str) -> None:

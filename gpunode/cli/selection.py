@@ -169,9 +169,9 @@ def refuse_asking(why: str, but: Collection[str] = ()) -> None:
     """
     source = click.get_current_context().get_parameter_source
     names = {name: option for name, option in OF_ASKING.items() if name not in but}
-    given = [option for name, option in names.items() if source(name) is ParameterSource.COMMANDLINE]
-    if given:
-        raise UsageError(f"{why}: {', '.join(given)} cannot be combined with it")
+    options = [option for name, option in names.items() if source(name) is ParameterSource.COMMANDLINE]
+    if options:
+        raise UsageError(f"{why}: {', '.join(options)} cannot be combined with it")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:

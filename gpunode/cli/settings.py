@@ -60,19 +60,19 @@ class OptionSettings:
             _refuse_unknown(file, known)
 
     def _values(self, command: click.Command, path: tuple[str, ...]) -> Values:
-        found: Values = {}
+        values: Values = {}
         for option, param in options_of(command):
             if option == "inventory" and path[0] in WITHOUT_INVENTORY:
                 continue
             param.envvar = variables(path, option)
             value, origin = self._value(path, option, param)
             if origin is not None:
-                found[param.name or ""] = value
+                values[param.name or ""] = value
                 self.origins[".".join((*path, option))] = origin
         if isinstance(command, click.Group):
             for name, each in command.commands.items():
-                found[name] = self._values(each, (*path, name))
-        return found
+                values[name] = self._values(each, (*path, name))
+        return values
 
     def _value(self, path: tuple[str, ...], option: str, param: click.Option) -> tuple[Any, str | None]:
         for file in self.files:
@@ -82,8 +82,8 @@ class OptionSettings:
             for where, key in ((table, ".".join((*path, option))), (file.table if option in SHARED else None, option)):
                 if isinstance(where, Mapping) and option in where:
                     return _checked(where[option], param, file.path, key), str(file.path)
-        if option == "inventory" and (found := _inventory_of_ansible()):
-            return found
+        if option == "inventory" and (inventory := _inventory_of_ansible()):
+            return inventory
         return None, None
 
 
@@ -97,8 +97,8 @@ def options_of(command: click.Command) -> Iterator[tuple[str, click.Option]]:
 
 def variables(path: Sequence[str], option: str) -> list[str]:
     """Return the variables of the environment of an option, the verb's own first."""
-    own = "_".join(["gpunode", *path, option]).replace("-", "_").upper()
-    return [own, *([f"GPUNODE_{option.replace('-', '_').upper()}"] if option in SHARED else [])]
+    variable = "_".join(["gpunode", *path, option]).replace("-", "_").upper()
+    return [variable, *([f"GPUNODE_{option.replace('-', '_').upper()}"] if option in SHARED else [])]
 
 
 def origin_of(context: click.Context, param: click.Parameter) -> str | None:
@@ -133,10 +133,10 @@ def configured_format(words: Sequence[str]) -> str:
         values = [os.environ[name] for name in names if name in os.environ]
         for table in [] if values else [file.table for file in read_settings(words).files]:
             for path in paths:
-                found: Any = table
+                setting: Any = table
                 for name in (*path, option):
-                    found = found.get(name) if isinstance(found, Mapping) else None
-                values += [] if found is None else [found]
+                    setting = setting.get(name) if isinstance(setting, Mapping) else None
+                values += [] if setting is None else [setting]
         return next((value[0] if isinstance(value, list) and len(value) == 1 else value for value in values), None)
 
     try:
@@ -207,10 +207,10 @@ def _read(path: Path) -> SettingsFile | None:
     UsageError if it cannot be read.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
     try:
         with path.open("rb") as stream:
@@ -228,12 +228,12 @@ def _read(path: Path) -> SettingsFile | None:
         raise UsageError(f"{path}: not valid TOML: {err}") from None
     if path.name == PROJECT:
         table = table.get("tool", {}).get("gpunode", {})
-    return SettingsFile(path, table) if table and _is_ours(path, found) else None
+    return SettingsFile(path, table) if table and _is_ours(path, status) else None
 
 
-def _is_ours(path: Path, found: os.stat_result) -> bool:
+def _is_ours(path: Path, status: os.stat_result) -> bool:
     trusted = trusted_users() or {0, os.geteuid()}
-    for each, name in ((found, path), (path.parent.stat(), path.parent)):
+    for each, name in ((status, path), (path.parent.stat(), path.parent)):
         if each.st_uid not in trusted or each.st_mode & 0o002:
             click.echo(printable(f"gpunode: {path} is not read: another user may write {name}"), err=True)
             return False
@@ -270,8 +270,8 @@ def _options_of_other_kinds() -> set[str]:
     """Return the options of ``validate`` and of ``validate --fabric``."""
     # By name, as the group of all verbs loads them: these modules import this one.
     commands = (("fabric", "validate_fabric"), ("validate", "command"))
-    found: list[click.Command] = [getattr(import_module(f"gpunode.cli.{verb}"), name) for verb, name in commands]
-    return {name for command in found for name, _ in options_of(command)}
+    loaded: list[click.Command] = [getattr(import_module(f"gpunode.cli.{verb}"), name) for verb, name in commands]
+    return {name for command in loaded for name, _ in options_of(command)}
 
 
 def _checked(value: Any, param: click.Option, path: Path, key: str) -> Any:

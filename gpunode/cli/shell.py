@@ -57,10 +57,10 @@ def command(words: tuple[str, ...], save: Path | None) -> int:
     for word in words:
         group = context.command
         known = group.list_commands(context) if isinstance(group, click.Group) else []
-        found = group.get_command(context, word) if isinstance(group, click.Group) else None
-        if found is None:
+        subcommand = group.get_command(context, word) if isinstance(group, click.Group) else None
+        if subcommand is None:
             raise UsageError(unknown("verb", word, known or list(VERBS)))
-        context = click.Context(found, info_name=word, parent=context)
+        context = click.Context(subcommand, info_name=word, parent=context)
     _show(page(context))
     return Exit.GOOD
 
@@ -81,9 +81,9 @@ def _all_pages(context: click.Context) -> Iterator[tuple[str, str]]:
     yield context.command_path.replace(" ", "-"), page(context)
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
-            found = context.command.get_command(context, name)
-            if found is not None and not found.hidden:
-                yield from _all_pages(click.Context(found, info_name=name, parent=context))
+            subcommand = context.command.get_command(context, name)
+            if subcommand is not None and not subcommand.hidden:
+                yield from _all_pages(click.Context(subcommand, info_name=name, parent=context))
 
 
 def page(context: click.Context) -> str:
@@ -108,9 +108,9 @@ def page(context: click.Context) -> str:
         lines += [".SH COMMANDS"]
         for each in command.list_commands(context):
             short = VERBS.get(each) if context.parent is None else None
-            found = None if short else command.get_command(context, each)
+            subcommand = None if short else command.get_command(context, each)
             lines += [".TP", f".BR {_escaped(name)}\\-{_escaped(each)} (1)"]
-            lines += [_escaped(short or (found.get_short_help_str(200) if found else ""))]
+            lines += [_escaped(short or (subcommand.get_short_help_str(200) if subcommand else ""))]
     lines += _paragraphs(command.epilog or "")
     lines += [".SH ENVIRONMENT", *_paragraphs(ENVIRONMENT)]
     if context.parent is not None:
@@ -173,8 +173,8 @@ def completion_command(shell: str) -> int:
     """
     from gpunode.cli.root import root  # noqa: PLC0415 (root loads this module by name)
 
-    found = get_completion_class(shell)
-    if found is None:
+    completion = get_completion_class(shell)
+    if completion is None:
         raise UsageError(f"{shell}: this version of click has no completion for it")
-    click.echo(found(root, {}, "gpunode", VARIABLE).source(), nl=False)
+    click.echo(completion(root, {}, "gpunode", VARIABLE).source(), nl=False)
     return Exit.GOOD

@@ -118,23 +118,23 @@ def stage(shelf: StagingFolder, source: Path, name: str, request: StageRequest) 
     if before is not None and before.source != str(source):
         raise UsageError(f"{shelf.path / name} is a copy of {before.source}: choose another --name")
     try:
-        found = listing(source)
+        contents = listing(source)
     except UsageError as err:
         if before is None or not before.complete:
             raise
         say(f"{err}; the copy of {_day(before.used_at)} is complete and used")
         shelf.write(before.model_copy(update={"used_at": time.time()}))
         return True
-    say(f"{source}: {described(found)}")
-    copying = CopyRun(source, shelf.path / name, found, PieceJournal(shelf.journal(name)))
+    say(f"{source}: {described(contents)}")
+    copying = CopyRun(source, shelf.path / name, contents, PieceJournal(shelf.journal(name)))
     with shelf.lock("", 60.0, say):
-        evicted = shelf.make_room(name, found.bytes, copying.missing_bytes(), request.limit, request.spare_s)
+        evicted = shelf.make_room(name, contents.bytes, copying.missing_bytes(), request.limit, request.spare_s)
         (shelf.path / name).mkdir(mode=0o755, exist_ok=True)
-        shelf.write(_record(name, source, found, complete=False))
+        shelf.write(_record(name, source, contents, complete=False))
     pieces = copying.prepare(verify=request.verify)
     missing = sum(piece.size for piece in pieces)
     if evicted:
-        say(f"evicted: {listed(f'{one.name} ({amount(one.bytes)}, used {_day(one.used_at)})' for one in evicted)}")
+        say(f"evicted: {listed(f'{copy.name} ({amount(copy.bytes)}, used {_day(copy.used_at)})' for copy in evicted)}")
     began = time.monotonic()
     outcome = (
         copying.run(pieces, request.jobs, request.stall_s, _Progress(missing, request.progress_s))
@@ -143,7 +143,7 @@ def stage(shelf: StagingFolder, source: Path, name: str, request: StageRequest) 
     )
     took = time.monotonic() - began
     complete = not outcome.failed
-    shelf.write(_record(name, source, found, complete=complete))
+    shelf.write(_record(name, source, contents, complete=complete))
     if pieces:
         rate = outcome.copied_bytes / max(took, 1e-9)
         say(f"copied {amount(outcome.copied_bytes)} in {took:.1f} s, verified ({amount(rate)}/s)")
@@ -156,12 +156,12 @@ def stage(shelf: StagingFolder, source: Path, name: str, request: StageRequest) 
     return complete
 
 
-def _record(name: str, source: Path, found: FileListing, *, complete: bool) -> StagedCopy:
+def _record(name: str, source: Path, contents: FileListing, *, complete: bool) -> StagedCopy:
     return StagedCopy(
         name=name,
         source=str(source),
-        files=len(found.files),
-        bytes=found.bytes,
+        files=len(contents.files),
+        bytes=contents.bytes,
         complete=complete,
         used_at=time.time(),
     )
@@ -196,20 +196,20 @@ def _day(at: float) -> str:
 def _list(shelf: StagingFolder, form: str) -> int:
     if not shelf.folder.is_dir():
         raise UsageError(f"{shelf.path}: gpunode stage has no copies there")
-    found = shelf.copies()
+    copies = shelf.copies()
     if form == "json":
-        click.echo(json.dumps([one.model_dump(by_alias=True) for one in found], indent=1))
+        click.echo(json.dumps([copy.model_dump(by_alias=True) for copy in copies], indent=1))
         return Exit.GOOD
     rows = [
         (
-            one.name,
-            amount(one.bytes),
-            str(one.files),
-            "complete" if one.complete else "incomplete",
-            _day(one.used_at),
-            one.source,
+            copy.name,
+            amount(copy.bytes),
+            str(copy.files),
+            "complete" if copy.complete else "incomplete",
+            _day(copy.used_at),
+            copy.source,
         )
-        for one in found
+        for copy in copies
     ]
     for line in table_lines(("name", "size", "files", "", "last used", "source"), rows):
         click.echo(printable(line))

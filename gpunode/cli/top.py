@@ -232,7 +232,7 @@ class KeyReader:
             size = 1
             if data.startswith("\x1b["):
                 size = next(
-                    (place + 1 for place, char in enumerate(data) if place > 1 and "@" <= char <= "~"), len(data)
+                    (index + 1 for index, char in enumerate(data) if index > 1 and "@" <= char <= "~"), len(data)
                 )
             yield data[:size]
             data = data[size:]

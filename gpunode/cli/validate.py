@@ -191,7 +191,7 @@ def command(  # noqa: PLR0913
         then = following(workload, evaluator) if runs and not replay else None
         answers = saved_answers(files) if replay else selection.collect(then=then, targets=targets)
         # Only the text for people does without the findings that passed.
-        whole = verbose or write_expect is not None or any(place.format != "console" for place in places)
+        whole = verbose or write_expect is not None or any(output.format != "console" for output in places)
         progress = ReplayProgress(len(files)) if len(files) >= MANY_FILES and not quiet() else None
         results = Results(request.level or "quick", CompactReports(findings=whole), progress)
         for node in counted(evaluator.judge_fleet(answers, strict=len(files) == 1), files):
@@ -207,8 +207,8 @@ def command(  # noqa: PLR0913
         nodes, level=results.deepest, version=__version__, started_at=started, finished_at=now(), fleet=fleet
     )
     with of_run(Origin(selection.inventories)):
-        for place in places:
-            write(document, place, verbose=verbose)
+        for output in places:
+            write(document, output, verbose=verbose)
     if write_expect is not None:
         write_expectation(write_expect, nodes, results.settings)
     return code_of(document, results, kept, strict=strict)
@@ -332,9 +332,9 @@ def following(workload: WorkloadOptions, evaluator: Evaluator) -> "Callable[[Nod
     return run.following(workload, evaluator.facts)
 
 
-def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:
+def write(document: Report, output: ReportOutput, *, verbose: bool) -> None:
     """Write one rendering to its file or to stdout."""
-    if place.path is None:
-        formats.show(place.format, document, verbose=verbose)
+    if output.path is None:
+        formats.show(output.format, document, verbose=verbose)
     else:
-        write_whole(place.path, formats.parts(place.format, document, verbose=verbose))
+        write_whole(output.path, formats.parts(output.format, document, verbose=verbose))
