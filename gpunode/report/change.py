@@ -66,7 +66,7 @@ def expected_minutes(record: RunRecord, earlier: Sequence[RunRecord]) -> str:
 
 def minutes_changing(node: NodeRecord) -> float | None:
     """Return how long a node took from idle to its end; None if it was not idle or has not ended."""
-    idle = next((at for what, at in node.times if what == ChangeState.DRAINED), None)
+    idle = next((at for event, at in node.times if event == ChangeState.DRAINED), None)
     ended = node.times[-1][1] if node.times and node.state in FINAL else None
     return None if idle is None or ended is None else _minutes(idle, ended)
 
@@ -110,9 +110,9 @@ def time_line(node: NodeRecord) -> str:
     """Return a node's states and acts, each with the minutes since the first: ``22:10:01 prepare, +2.1 prepared``."""
     began = node.times[0][1]
     words = [f"{began[11:19]} {node.times[0][0]}"]
-    for what, at in node.times[1:]:
+    for event, at in node.times[1:]:
         minutes = _minutes(began, at)
-        words.append(f"{at[11:19]} {what}" if minutes is None else f"+{minutes:.1f} {what}")
+        words.append(f"{at[11:19]} {event}" if minutes is None else f"+{minutes:.1f} {event}")
     return ", ".join(words)
 
 
@@ -125,7 +125,7 @@ def _because(node: NodeRecord) -> str:
 
 def minutes_out(node: NodeRecord) -> float | None:
     """Return how long a node was out of service; None if it was not, or the clock was set back."""
-    began = next((at for what, at in node.times if what == "drain"), None)
+    began = next((at for event, at in node.times if event == "drain"), None)
     if began is None:
         return None
     ended = node.times[-1][1] if node.state not in OUT_OF_SERVICE else None

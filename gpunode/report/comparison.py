@@ -24,10 +24,10 @@ def lines_of(comparison: Comparison) -> list[tuple[str, str, str, str]]:
             nodes[effect, section, text, tuple(dict.fromkeys(names))].append(node.host)
         if node.more:
             nodes["other", "setting", f"{node.more} more changes", ("node",)].append(node.host)
-    found = sorted(nodes.items(), key=lambda one: (EFFECTS.index(one[0][0]), SECTIONS.index(one[0][1])))
+    rows = sorted(nodes.items(), key=lambda row: (EFFECTS.index(row[0][0]), SECTIONS.index(row[0][1])))
     return [
         (effect, fold(hosts), "" if names == ("node",) else _folded(names), text)
-        for (effect, _, text, names), hosts in found
+        for (effect, _, text, names), hosts in rows
     ]
 
 

@@ -177,9 +177,9 @@ class _Writer:
 
     def findings(self) -> None:
         statuses = tuple(Status) if self.verbose else SHOWN
-        found = blocks(self.nodes, statuses, exact=self.verbose)
-        short = not self.verbose and len(self.nodes) > 1 and len(found) > MOST_BLOCKS
-        shown = [block for block in found if not (short and block.status is Status.WARN)]
+        all_blocks = blocks(self.nodes, statuses, exact=self.verbose)
+        short = not self.verbose and len(self.nodes) > 1 and len(all_blocks) > MOST_BLOCKS
+        shown = [block for block in all_blocks if not (short and block.status is Status.WARN)]
         alike = 1 if sum(len(block.findings) for block in shown) > MOST_BLOCKS else MOST_ALIKE
         for block in shown:
             self._block(block, alike)
@@ -220,9 +220,9 @@ class _Writer:
         for check in group.checks:
             self.console.link(checks, check)
         head.append_text(checks)
-        place = where(findings, hosts=len(self.nodes) > 1)
-        if place:
-            head.append(f"  {place}")
+        location = where(findings, hosts=len(self.nodes) > 1)
+        if location:
+            head.append(f"  {location}")
         message = f"{printable(group.message)}{more}"
         if cell_len(head.plain) + 2 + cell_len(message) <= self.width:
             self.line(head + Text(f"  {message}"))
@@ -262,14 +262,14 @@ class _Writer:
         """Return nodes with their differences; of nodes that failed, which are shown already, only with -v."""
         bad = {node.host for node in self.nodes if node.status in (Status.FAIL, Status.ERROR)}
         texts: dict[str, list[str]] = {}
-        for one in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
-            outlier = Outlier.model_validate(one)
+        for row in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
+            outlier = Outlier.model_validate(row)
             if self.verbose or not outlier.hosts or not bad.issuperset(outlier.hosts):
                 texts.setdefault(fold(outlier.hosts) if outlier.hosts else outlier.group, []).append(outlier.text)
         if self.verbose:
-            return [(names, text) for names, found in texts.items() for text in found]
-        more = {names: f" (and {len(found) - 1} more: -v)" if found[1:] else "" for names, found in texts.items()}
-        return [(names, f"{found[0]}{more[names]}") for names, found in texts.items()]
+            return [(names, text) for names, lines in texts.items() for text in lines]
+        more = {names: f" (and {len(lines) - 1} more: -v)" if lines[1:] else "" for names, lines in texts.items()}
+        return [(names, f"{lines[0]}{more[names]}") for names, lines in texts.items()]
 
     def end(self) -> None:
         for line in dict.fromkeys(line for node in self.nodes if node.policy for line in node.policy.expired):

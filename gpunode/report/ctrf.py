@@ -19,8 +19,8 @@ SPEC_VERSION = "1.0.0"
 
 def as_text(document: Report) -> str:
     """Return the document. Only ASCII: other characters are JSON escapes."""
-    found = [case for node in document.nodes for case in cases(node)] or [no_node()]
-    tests = [_test(case) for case in found]
+    all_cases = [case for node in document.nodes for case in cases(node)] or [no_node()]
+    tests = [_test(case) for case in all_cases]
     numbers = Counter(test["status"] for test in tests)
     begin = started(document)
     start = int(begin.timestamp() * 1000) if begin else 0

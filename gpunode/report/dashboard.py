@@ -31,8 +31,8 @@ def dashboard(checks: Iterable[Check]) -> str:
     layout = _Layout()
     for panel, width, height in _overview():
         layout.add(panel, width, height)
-    for category, found in categories.items():
-        layout.add_row(category, _of_category(category, found))
+    for category, members in categories.items():
+        layout.add_row(category, _of_category(category, members))
     document = {
         "uid": "gpunode",
         "title": "gpunode: verdicts on GPU nodes",

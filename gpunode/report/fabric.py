@@ -25,9 +25,9 @@ def lines(fabric: FabricReport, *, verbose: bool) -> Iterator[str]:
     yield f"fabric  {nodes}{ranks} of {printable(fabric.backend)} by {fabric.engine}: {cost}{usual}"
     if fabric.nccl is not None:
         yield f"        {printable(fabric.nccl)}"
-    for one in fabric.collectives:
-        size = f"{one.size_bytes / 2**20:.4g} MiB"
-        yield f"        {one.name} of {size}: {_rate(one.busbw_gb_per_s)} bus bandwidth, {one.time_us:.4g} us"
+    for figure in fabric.collectives:
+        size = f"{figure.size_bytes / 2**20:.4g} MiB"
+        yield f"        {figure.name} of {size}: {_rate(figure.busbw_gb_per_s)} bus bandwidth, {figure.time_us:.4g} us"
     if fabric.matrix is None:
         return
     if fabric.usual_gb_per_s is not None:
@@ -47,17 +47,17 @@ def _slow_pairs(matrix: PairMatrix, least: float) -> Iterator[str]:
         for name, row in zip(matrix.labels, matrix.rows, strict=True)
     }
     shown: set[str] = set()
-    found = []
-    for name in sorted(slow, key=lambda one: (-len(slow[one]), one)):
+    rows = []
+    for name in sorted(slow, key=lambda node: (-len(slow[node]), node)):
         partners = {other: rate for other, rate in slow[name].items() if other not in shown}
         shown.add(name)
         if partners:
             low, high = min(partners.values()), max(partners.values())
             rates = _rate(low) if high < 1.1 * low else f"{low:.3g} to {_rate(high)}"
-            found.append(f"        {printable(name)} - {printable(fold(partners))}: {rates if high else 'failed'}")
-    yield from found[:MOST_LINES]
-    if len(found) > MOST_LINES:
-        yield f"        and {len(found) - MOST_LINES} more nodes with slow pairs: --format json"
+            rows.append(f"        {printable(name)} - {printable(fold(partners))}: {rates if high else 'failed'}")
+    yield from rows[:MOST_LINES]
+    if len(rows) > MOST_LINES:
+        yield f"        and {len(rows) - MOST_LINES} more nodes with slow pairs: --format json"
 
 
 def _table(matrix: PairMatrix) -> Iterator[str]:

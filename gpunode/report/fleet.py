@@ -35,9 +35,11 @@ def _merged(findings: Iterable[Finding], added: Sequence[Finding]) -> list[Findi
     """Return the findings; an added one takes the place of those of its check that passed or warned for the node."""
     over = {finding.check for finding in added}
     left = [
-        one
-        for one in findings
-        if one.check not in over or one.component != "node" or one.status not in (Status.PASS, Status.WARN, Status.SKIP)
+        finding
+        for finding in findings
+        if finding.check not in over
+        or finding.component != "node"
+        or finding.status not in (Status.PASS, Status.WARN, Status.SKIP)
     ]
     return sorted([*left, *added], key=lambda finding: finding.check)
 
@@ -69,14 +71,15 @@ def _fewer_gpus(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]:
 
 def _most(values: Iterable[int]) -> tuple[int, int]:
     """Return the most frequent value and how often it occurs; of two as frequent the larger value."""
-    return max(Counter(values).items(), key=lambda one: (one[1], one[0]))
+    return max(Counter(values).items(), key=lambda pair: (pair[1], pair[0]))
 
 
 def _may_be_replaced(node: NodeReport) -> bool:
     """Return True if no better source has spoken: the finding exists, and is neither a failure nor a site file's."""
-    found = [finding for finding in node.findings if finding.check == PRESENT]
-    return bool(found) and all(
-        one.status in (Status.PASS, Status.WARN) and one.source != SITE and one.observed is None for one in found
+    existing = [finding for finding in node.findings if finding.check == PRESENT]
+    return bool(existing) and all(
+        finding.status in (Status.PASS, Status.WARN) and finding.source != SITE and finding.observed is None
+        for finding in existing
     )
 
 
@@ -91,12 +94,16 @@ def _mixed_drivers(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]
         versions: Mapping[str, int] = Counter(str(node.stack.driver) for node in members)
         if len(versions) < 2:
             continue
-        usual, number = max(versions.items(), key=lambda one: one[1])
+        usual, number = max(versions.items(), key=lambda pair: pair[1])
         most = 2 * number > len(members)
         shown = listed([f"{count} x {version}" for version, count in sorted(versions.items())])
         for node in members:
-            own = [one for one in node.findings if one.check == DOMAIN and not one.message.startswith(MUTED)]
-            if (most and node.stack.driver == usual) or not own:
+            existing = [
+                finding
+                for finding in node.findings
+                if finding.check == DOMAIN and not finding.message.startswith(MUTED)
+            ]
+            if (most and node.stack.driver == usual) or not existing:
                 continue
             result = CheckResult(
                 Status.WARN,
@@ -107,5 +114,5 @@ def _mixed_drivers(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]
                 remedy=ONE_DRIVER,
                 actions=("run_role:nvidia_driver",),
             )
-            found = registry[DOMAIN].finding(result)
-            yield found.model_copy(update={"observed": own[0].observed}), node.host
+            finding = registry[DOMAIN].finding(result)
+            yield finding.model_copy(update={"observed": existing[0].observed}), node.host

@@ -76,24 +76,24 @@ def of_node(findings: Iterable[Finding]) -> list[FindingGroup]:
     Errors with the same message are one group, whichever checks have them: the remedy is that of the first by cause.
     """
     components: dict[Finding, list[str]] = defaultdict(list)
-    for found in findings:
-        components[_without_component(found)].append(found.component)
+    for finding in findings:
+        components[_without_component(finding)].append(finding.component)
     groups: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
-    for found, names in components.items():
+    for finding, names in components.items():
         # An error is about missing data, not about the subject of the check.
-        own = () if found.status is Status.ERROR else (found.check, found.remedy, found.actions)
-        groups[found.status, own, tuple(names), found.message, found.source, found.observed].append(found)
+        subject = () if finding.status is Status.ERROR else (finding.check, finding.remedy, finding.actions)
+        groups[finding.status, subject, tuple(names), finding.message, finding.source, finding.observed].append(finding)
     return [
         FindingGroup(
             status=status,
-            checks=tuple(found.check for found in alike),
+            checks=tuple(finding.check for finding in alike),
             components=names,
             message=message,
             source=source,
             remedy=_cause(alike).remedy,
             observed=observed,
             actions=tuple(map(str, _cause(alike).actions)),
-            measured=any(found.figure is not None for found in alike),
+            measured=any(finding.figure is not None for finding in alike),
         )
         for (status, _, names, message, source, observed), alike in groups.items()
     ]
@@ -108,8 +108,8 @@ def _without_component(finding: Finding) -> Finding:
 
 def _cause(alike: list[Finding]) -> Finding:
     """Return the finding with the remedy: the first by cause of those that have one."""
-    given = [found for found in alike if found.remedy is not None] or alike
-    return min(given, key=lambda found: cause_rank((found.check,)))
+    remedied = [finding for finding in alike if finding.remedy is not None] or alike
+    return min(remedied, key=lambda finding: cause_rank((finding.check,)))
 
 
 def of_nodes(nodes: Iterable[NodeReport], statuses: frozenset[Status]) -> list[FoldedFinding]:
@@ -122,9 +122,9 @@ def of_nodes(nodes: Iterable[NodeReport], statuses: frozenset[Status]) -> list[F
     return sorted(folded, key=_place)
 
 
-def _place(one: FoldedFinding) -> tuple[int, int, int, tuple[str, ...]]:
-    group = one.group
-    return WORST_FIRST.index(group.status), -len(one.hosts), cause_rank(group.checks), group.checks
+def _place(folded: FoldedFinding) -> tuple[int, int, int, tuple[str, ...]]:
+    group = folded.group
+    return WORST_FIRST.index(group.status), -len(folded.hosts), cause_rank(group.checks), group.checks
 
 
 def page_of(check: str) -> str:

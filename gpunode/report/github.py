@@ -33,8 +33,8 @@ def as_text(document: Report, *, verbose: bool) -> str:
     lines = [_command("notice" if document.nodes else "error", "gpunode validate", [result])]
     for level, statuses in LEVELS.items():
         room = MOST - (level == "notice" or not document.nodes)
-        found = [block for block in blocks(document.nodes, statuses) if verbose or level != "notice"]
-        counting = [block for block in found if not block.observed]
+        chosen = [block for block in blocks(document.nodes, statuses) if verbose or level != "notice"]
+        counting = [block for block in chosen if not block.observed]
         shown = counting if len(counting) <= room else counting[: room - 1]
         lines += [_command(level, *_texts(block, several=len(document.nodes) > 1)) for block in shown]
         if len(counting) > room:

@@ -36,7 +36,7 @@ def as_text(document: Report) -> str:
 
 
 def _suite(
-    root: Xml.Element, host: str, found: Iterable[Case], started_at: str, node: NodeReport | None = None
+    root: Xml.Element, host: str, tests: Iterable[Case], started_at: str, node: NodeReport | None = None
 ) -> Counter[str]:
     suite = Xml.SubElement(root, "testsuite", name=_text(printable(host)), hostname=_text(printable(host)))
     numbers: Counter[str] = Counter(tests=0, failures=0, errors=0, skipped=0)
@@ -44,7 +44,7 @@ def _suite(
         properties = Xml.SubElement(suite, "properties")
         for name, value in _properties(node).items():
             Xml.SubElement(properties, "property", name=name, value=_text(printable(value)))
-    for case in found:
+    for case in tests:
         element = Xml.SubElement(
             suite, "testcase", classname=_text(f"{case.host}.{case.category}"), name=_text(case.check)
         )

@@ -35,13 +35,13 @@ def _lines(document: Report, *, verbose: bool) -> Iterator[str]:
             result = f"**{group.verdict}**{', SIMULATED' if group.simulated else ''}"
             yield f"| {escaped(fold(group.hosts))} | {escaped(group.gpus)} | {escaped(group.driver)} | {result} |"
         yield ""
-    found = blocks(document.nodes, tuple(Status) if verbose else SHOWN, exact=verbose)
-    if found:
+    all_blocks = blocks(document.nodes, tuple(Status) if verbose else SHOWN, exact=verbose)
+    if all_blocks:
         yield from ("| status | check | where | finding |", "|---|---|---|---|")
-        for block in found:
+        for block in all_blocks:
             yield from _rows(block, several=len(document.nodes) > 1)
         yield ""
-    repairs = [line for block in found for line in _fix(block)]
+    repairs = [line for block in all_blocks for line in _fix(block)]
     if repairs:
         yield from ("### To do", "", *repairs, "")
     yield from _rest(document, verbose=verbose)
@@ -78,8 +78,8 @@ def _rest(document: Report, *, verbose: bool) -> Iterator[str]:
         listed = ", ".join(f"`{check}` on {counted(number, 'node')}" for check, number in notes.items())
         yield from (f"Notes: {listed}", "")
     fleet = document.fleet
-    for one in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
-        outlier = Outlier.model_validate(one)
+    for row in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
+        outlier = Outlier.model_validate(row)
         names = fold(outlier.hosts) if outlier.hosts else outlier.group
         yield f"- {escaped(names)} differs: {escaped(outlier.text)}"
     if fleet.since is not None:

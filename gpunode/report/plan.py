@@ -130,8 +130,8 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
     for field, name in NAMES.items():
         part: Library | Service | None = getattr(stack, field)
         if part is not None:
-            own = part.version or "set by the repository"
-            yield name, f"{own} ({', '.join(part.packages)})", field
+            version = part.version or "set by the repository"
+            yield name, f"{version} ({', '.join(part.packages)})", field
     if stack.frameworks is not None:
         made = [(stack.frameworks.pytorch, stack.frameworks.pytorch_cuda, "PyTorch")]
         made.append((stack.frameworks.tensorflow, stack.frameworks.tensorflow_cuda, "TensorFlow"))
@@ -139,7 +139,7 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
     rdma = {True: "yes", False: "no", None: "depends on the kernel"}[stack.gpudirect_rdma]
     yield "GPUDirect RDMA", rdma, "gpudirect_rdma"
     if stack.pin is not None:
-        held = stack.pin.pattern or ", ".join(one.pin for one in stack.pin.preferences)
+        held = stack.pin.pattern or ", ".join(preference.pin for preference in stack.pin.preferences)
         yield "held by", f"{stack.pin.mechanism}: {held}", "pin"
     if stack.remove:
         yield "to be removed", ", ".join(stack.remove), "remove"
@@ -164,25 +164,25 @@ def _last_line(document: Plan) -> Text:
         "without a stack": sum(max(1, len(group.hosts)) for group in document.groups if group.conflict),
         "not determined": sum(len(group.hosts) for group in document.groups if group.undetermined),
     }
-    summary = ", ".join(f"{counted(number, 'node')} {what}" for what, number in counts.items() if number)
+    summary = ", ".join(f"{counted(number, 'node')} {kind}" for kind, number in counts.items() if number)
     return Text(f"{summary}; support dates were evaluated for {document.today}")
 
 
-def explanation_text(found: Explanation) -> str:
+def explanation_text(explanation: Explanation) -> str:
     """Return the rule, its statements on the question, and its decisions."""
-    return "\n".join(_explanation_lines(found)) + "\n"
+    return "\n".join(_explanation_lines(explanation)) + "\n"
 
 
-def _explanation_lines(found: Explanation) -> Iterator[str]:
-    yield found.rule
-    yield f"  means  {found.means}"
-    yield f"  facts  {found.facts}"
-    for saying in found.says:
+def _explanation_lines(explanation: Explanation) -> Iterator[str]:
+    yield explanation.rule
+    yield f"  means  {explanation.means}"
+    yield f"  facts  {explanation.facts}"
+    for saying in explanation.says:
         yield f"  {'refuses' if saying.refuses else 'warns'}: {saying.text}"
         if saying.drivers:
             yield f"    about {listed(saying.drivers, MOST_DRIVERS)}"
-    for field, text in found.decided.items():
+    for field, text in explanation.decided.items():
         yield f"  decides {field}: {text}"
-    if not found.says and not found.decided:
+    if not explanation.says and not explanation.decided:
         yield "  does not apply to this request"
-    yield f"  chosen: {found.chosen}" if found.chosen else "  no stack matches"
+    yield f"  chosen: {explanation.chosen}" if explanation.chosen else "  no stack matches"

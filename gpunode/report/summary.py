@@ -63,8 +63,8 @@ def node_groups(nodes: Iterable[NodeReport]) -> list[NodeGroup]:
     groups: dict[tuple[str, str, Status, bool], list[str]] = defaultdict(list)
     for node in nodes:
         groups[gpus_of(node), driver_of(node), node.status, node.simulated is True].append(printable(node.host))
-    found = [NodeGroup(tuple(sorted(hosts)), *key) for key, hosts in groups.items()]
-    return sorted(found, key=lambda group: (-WORST_FIRST.index(group.status), group.hosts))
+    rows = [NodeGroup(tuple(sorted(hosts)), *key) for key, hosts in groups.items()]
+    return sorted(rows, key=lambda group: (-WORST_FIRST.index(group.status), group.hosts))
 
 
 def gpus_of(node: NodeReport) -> str:
@@ -102,21 +102,21 @@ def blocks(nodes: Sequence[NodeReport], statuses: Iterable[Status], *, exact: bo
         texts = (group.message, group.source, group.remedy)
         alike = texts if exact else tuple(text and _FIGURES.sub("#", text) for text in texts)
         groups.setdefault((group.status, group.checks, group.observed, group.actions, alike), []).append(folded)
-    return [_block(found) for found in groups.values()]
+    return [_block(members) for members in groups.values()]
 
 
-def _block(found: list[FoldedFinding]) -> Block:
-    group = found[0].group
-    hosts = tuple(sorted({host for folded in found for host in folded.hosts}))
+def _block(members: list[FoldedFinding]) -> Block:
+    group = members[0].group
+    hosts = tuple(sorted({host for folded in members for host in folded.hosts}))
     return Block(
         status=group.status,
         checks=group.checks,
-        findings=tuple(found),
+        findings=tuple(members),
         hosts=hosts,
         observed=group.observed,
         source=group.source,
         measured=group.measured,
-        fix=fix_of(group.remedy, group.actions, hosts, [folded.group.message for folded in found]),
+        fix=fix_of(group.remedy, group.actions, hosts, [folded.group.message for folded in members]),
     )
 
 
@@ -143,7 +143,7 @@ def per_check(nodes: Iterable[NodeReport], status: Status) -> dict[str, int]:
     numbers: Counter[str] = Counter()
     for node in nodes:
         numbers.update({finding.check for finding in node.findings if finding.status is status})
-    return dict(sorted(numbers.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(numbers.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def verdict(document: Report) -> str:

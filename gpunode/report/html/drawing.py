@@ -106,14 +106,14 @@ class _Hub:
     @property
     def drop(self) -> int:
         """Return the height of the rows of hubs."""
-        own = (ROOT if self.root else HUB) + RISE if self.slot else 0
-        return own + max((hub.drop for hub in self.hubs.values()), default=0)
+        height = (ROOT if self.root else HUB) + RISE if self.slot else 0
+        return height + max((hub.drop for hub in self.hubs.values()), default=0)
 
     @property
     def stack(self) -> int:
         small = sum(part.kind != "gpu" for part in self.parts)
-        own = -(-small // max(1, self.columns_of_parts))
-        return max([own, *(hub.stack for hub in self.hubs.values())])
+        rows = -(-small // max(1, self.columns_of_parts))
+        return max([rows, *(hub.stack for hub in self.hubs.values())])
 
     @property
     def columns_of_parts(self) -> int:
@@ -147,7 +147,7 @@ def pcie_words(link: PartLink | None) -> str:
 
 def nvlink_words(part: MachinePart) -> str:
     """Return ``18 NVLinks active``, with the number of those that are not."""
-    active = sum(one.state == "active" for one in part.nvlinks)
+    active = sum(link.state == "active" for link in part.nvlinks)
     if not part.nvlinks:
         return ""
     rate = f" · {part.nvlink_gb_per_s:g} GB/s each" if part.nvlink_gb_per_s else ""
@@ -228,18 +228,18 @@ class _Artist:
             for slot in chain[1::2]:
                 hub = hub.hubs.setdefault(slot, _Hub(slot, root=False))
             hub.parts.append(part)
-        found: list[tuple[tuple[str, ...], _Hub]] = []
+        panels: list[tuple[tuple[str, ...], _Hub]] = []
         for number, hub in trees.items():
             if number is None:
                 if len(trees) == 1 or hub.columns:
-                    found.append(((ALONE[0] if len(trees) == 1 else ALONE[1],), hub))
+                    panels.append(((ALONE[0] if len(trees) == 1 else ALONE[1],), hub))
             elif hub.columns or len(domains) <= 2:
                 domain = domains.get(number)
                 cpus = f"CPUs {domain.cpus}" if domain and domain.cpus else ""
                 memory = f"{domain.memory_mib / 1024:.0f} GiB" if domain and domain.memory_mib else ""
                 detail = _cut(" · ".join(text for text in (cpus, memory) if text), 44)
-                found.append(((f"NUMA node {number}", detail) if detail else (f"NUMA node {number}",), hub))
-        return found
+                panels.append(((f"NUMA node {number}", detail) if detail else (f"NUMA node {number}",), hub))
+        return panels
 
     def _below(self, hub: _Hub, x: float, y: float, above: float | None) -> None:
         """Place a hub with its left edge at ``x``, and everything below it; ``above`` is the lower edge of its
@@ -261,7 +261,7 @@ class _Artist:
                 self.out.wires.append(Wire("pcie", "", path, 2.5, f"PCIe to {hub.slot}: {words or 'unknown'}"))
             bottom = y + height
         left = x
-        for child in sorted(hub.hubs.values(), key=lambda one: one.slot):
+        for child in sorted(hub.hubs.values(), key=lambda branch: branch.slot):
             self._below(child, left, y + (height + RISE if hub.slot else 0), bottom if hub.slot else None)
             left += child.columns * (COLUMN + GAP)
         self._parts(hub, left, bottom if hub.slot else None)
@@ -328,11 +328,11 @@ class _Artist:
         links = part.nvlinks[:72]
         step = (box.width - 4) / max(len(links), 12)
         by_state: dict[str, list[str]] = {}
-        for number, one in enumerate(links):
-            if self.status.get(f"nvlink {part.name}/{one.link}"):
-                state = self.status[f"nvlink {part.name}/{one.link}"]
+        for number, link in enumerate(links):
+            if self.status.get(f"nvlink {part.name}/{link.link}"):
+                state = self.status[f"nvlink {part.name}/{link.link}"]
             else:
-                state = {"active": "pass", "inactive": "fail"}.get(one.state or "", "skip")
+                state = {"active": "pass", "inactive": "fail"}.get(link.state or "", "skip")
             left = box.x + 2 + number * step
             by_state.setdefault(state, []).append(
                 f"M{left:.1f} {box.y + box.height + 4:g}h{step - 1.6:.1f}v7h-{step - 1.6:.1f}z"
@@ -345,12 +345,12 @@ class _Artist:
         """Yield every two GPUs that NVLinks join, with their number."""
         rows = dict(zip(self.layout.labels, self.layout.connections, strict=False))
         column = {label: number for number, label in enumerate(self.layout.labels)}
-        for number, one in enumerate(names):
+        for number, name in enumerate(names):
             for other in names[number + 1 :]:
-                cell = rows[one][column[other]] if one in rows and other in column else None
+                cell = rows[name][column[other]] if name in rows and other in column else None
                 match = _NVLINKS.fullmatch(cell or "")
                 if match:
-                    yield one, other, int(match[1])
+                    yield name, other, int(match[1])
 
     def _fabric(self, gpus: Sequence[MachinePart], switches: Sequence[MachinePart]) -> None:
         """Add the panel of NVSwitches, and a band from each GPU to it."""
@@ -378,18 +378,18 @@ class _Artist:
         """Add an arc below every two GPUs that NVLinks join."""
         top = self.gpu_y + GPU + 13
         longest = 0.0
-        for one, other, number in pairs:
-            first, second = self.place[one], self.place[other]
+        for name, other, number in pairs:
+            first, second = self.place[name], self.place[other]
             start, end = sorted((first.x + first.width / 2, second.x + second.width / 2))
             steps = round((end - start) / (COLUMN + GAP))
             drop = ARC + 11 * min(steps, 8)
             longest = max(longest, drop)
             # A curve of the third degree reaches three quarters of the way to its handles.
             low = top + drop / 0.75
-            worst = self.status.get(f"pair {one}-{other}", "")
+            worst = self.status.get(f"pair {name}-{other}", "")
             path = f"M{start:g} {top:g}C{start:g} {low:g} {end:g} {low:g} {end:g} {top:g}"
             self.out.wires.append(
-                Wire("arc", worst, path, 1 + min(number, 18) / 6, f"{one} to {other}: {number} NVLinks")
+                Wire("arc", worst, path, 1 + min(number, 18) / 6, f"{name} to {other}: {number} NVLinks")
             )
         same = {number for _, _, number in pairs}
         words = f"{counted(same.pop(), 'NVLink')} between each two" if len(same) == 1 else "NVLinks between GPUs"

@@ -258,7 +258,7 @@ def page_of(document: Report) -> Page:
     drawings = _Drawings()
     views = [_node(number, node, drawings) for number, node in enumerate(nodes)]
     comparison = None if document.fleet.since is None else Comparison.model_validate(document.fleet.since)
-    found = [
+    outliers = [
         Outlier.model_validate(row)
         for row in (*(document.fleet.outliers or ()), *(document.fleet.inconsistencies or ()))
     ]
@@ -273,7 +273,7 @@ def page_of(document: Report) -> Page:
         simulated=sum(bool(node.simulated) for node in nodes),
         problems=tuple(_problems(nodes, index)),
         heat=_heat(nodes, cells, order) if nodes and order else None,
-        outliers=tuple((fold(one.hosts) if one.hosts else one.group, one.text) for one in found),
+        outliers=tuple((fold(outlier.hosts) if outlier.hosts else outlier.group, outlier.text) for outlier in outliers),
         since=None if comparison is None else summary_of(comparison),
         changes=() if comparison is None else tuple(lines_of(comparison)),
         notes=() if comparison is None else tuple(notes_of(comparison)),
@@ -321,12 +321,12 @@ def _components(names: Iterable[str]) -> str:
 
 def _cells(node: NodeReport) -> dict[str, Status]:
     """Return the worst result of each check; one that a policy only observes is a note."""
-    found: dict[str, Status] = {}
+    statuses: dict[str, Status] = {}
     for finding in node.findings:
         status = Status.NOTE if finding.observed is not None else finding.status
-        before = found.get(finding.check, status)
-        found[finding.check] = min(before, status, key=WORST_FIRST.index)
-    return found
+        before = statuses.get(finding.check, status)
+        statuses[finding.check] = min(before, status, key=WORST_FIRST.index)
+    return statuses
 
 
 def _heat(nodes: Sequence[NodeReport], cells: Sequence[Mapping[str, Status]], order: Sequence[str]) -> HeatMap:
@@ -347,8 +347,8 @@ def _heat(nodes: Sequence[NodeReport], cells: Sequence[Mapping[str, Status]], or
         areas[-1] = (areas[-1][0], areas[-1][1], x - areas[-1][1])
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for number, row in enumerate(cells):
-        own = None if len(nodes) > ROWS_UNFOLDED else number
-        groups[tuple(row.get(check) for check in order), nodes[number].status, own].append(number)
+        unfolded = None if len(nodes) > ROWS_UNFOLDED else number
+        groups[tuple(row.get(check) for check in order), nodes[number].status, unfolded].append(number)
     rows = tuple(
         _row([nodes[number] for number in group], cells[group[0]], columns, group) for group in groups.values()
     )
@@ -372,8 +372,8 @@ def _row(
         if column.wide and status in SIGN:
             signs.append((column.x + width / 2, SIGN[status], status))
     hosts = tuple(node.host for node in nodes)
-    said = [f"{WORD[status]}: {', '.join(named[status][:12])}" for status in AFFECTED if named[status]]
-    said.append(f"{len(named[Status.PASS])} passed, {len(named[Status.SKIP])} skipped")
+    texts = [f"{WORD[status]}: {', '.join(named[status][:12])}" for status in AFFECTED if named[status]]
+    texts.append(f"{len(named[Status.PASS])} passed, {len(named[Status.SKIP])} skipped")
     return HeatRow(
         hosts=hosts,
         name=_folded(hosts),
@@ -381,7 +381,7 @@ def _row(
         numbers=number_ranges(numbers),
         paths=tuple((status, "".join(parts)) for status, parts in paths.items()),
         signs=tuple(signs),
-        label="; ".join(said),
+        label="; ".join(texts),
     )
 
 
@@ -413,7 +413,9 @@ def _node(number: int, node: NodeReport, drawings: "_Drawings") -> NodeView:
         row[1] += status is Status.SKIP
     models = sorted({short_model(gpu.name) for gpu in node.gpus if gpu.name})
     shown = number < MATRIX_NODES or node.status in AFFECTED
-    peers = [one for one in node.findings if one.figure is not None and one.figure.metric == "peer_to_peer"]
+    peers = [
+        finding for finding in node.findings if finding.figure is not None and finding.figure.metric == "peer_to_peer"
+    ]
     return NodeView(
         number=number,
         report=node,
@@ -448,11 +450,11 @@ def _figures(findings: Iterable[Finding]) -> Iterator[FigureRow]:
         if finding.figure is not None and _number(finding.measured) is not None:
             groups[finding.check, finding.figure.metric, finding.figure.message_bytes].append(finding)
     for (check, metric, size), members in groups.items():
-        values = [value for one in members if (value := _number(one.measured)) is not None]
+        values = [value for member in members if (value := _number(member.measured)) is not None]
         earlier = [
-            (value, one.figure.baseline)
-            for one in members
-            if one.figure is not None and one.figure.baseline and (value := _number(one.measured)) is not None
+            (value, member.figure.baseline)
+            for member in members
+            if member.figure is not None and member.figure.baseline and (value := _number(member.measured)) is not None
         ]
         first = members[0]
         expected = _number(first.expected)
@@ -464,7 +466,7 @@ def _figures(findings: Iterable[Finding]) -> Iterator[FigureRow]:
             check=check,
             unit=first.unit or "",
             measured=_span(values),
-            worst=min((one.status for one in members), key=WORST_FIRST.index),
+            worst=min((member.status for member in members), key=WORST_FIRST.index),
             expected="" if expected is None else _plain(expected),
             expected_at=None if expected is None else round(100 * expected / top, 1),
             limit="" if limit is None else _plain(limit),
@@ -473,9 +475,13 @@ def _figures(findings: Iterable[Finding]) -> Iterator[FigureRow]:
             baseline=_span([before for _, before in earlier]),
             change=f"{min(100 * value / before - 100 for value, before in earlier):+.1f} %" if earlier else "",
             dots=tuple(
-                (round(100 * value / top, 1), one.status, f"{one.component}: {_plain(value)} {one.unit or ''}".strip())
-                for one in members
-                if (value := _number(one.measured)) is not None
+                (
+                    round(100 * value / top, 1),
+                    member.status,
+                    f"{member.component}: {_plain(value)} {member.unit or ''}".strip(),
+                )
+                for member in members
+                if (value := _number(member.measured)) is not None
             ),
             by=_by(first.source),
         )
@@ -503,7 +509,7 @@ def _matrix(matrix: PairMatrix, peers: Sequence[Finding]) -> MatrixView:
     """Return a matrix; in one of copies in one direction, cells below the lowest expected value are marked."""
     cells = [cell for row in matrix.rows for cell in row if cell is not None]
     least, most = min(cells, default=0.0), max(cells, default=0.0)
-    expected = [value for one in peers if (value := _number(one.expected)) is not None]
+    expected = [value for finding in peers if (value := _number(finding.expected)) is not None]
     marked = min(expected) if expected and "both" not in matrix.title else None
     note = (
         f"outlined: below the expected {_plain(marked)} {matrix.unit}" if marked is not None and least < marked else ""
@@ -575,10 +581,10 @@ def _kind(connection: str | None) -> str:
 def _statuses(node: NodeReport, layout: NodeLayout) -> dict[str, str]:
     """Return the worst result of each part and of its links, without those that passed."""
     names = {part.name for part in layout.parts}
-    found: dict[str, Status] = {}
+    worst: dict[str, Status] = {}
 
     def note(key: str, status: Status) -> None:
-        found[key] = min(found.get(key, status), status, key=WORST_FIRST.index)
+        worst[key] = min(worst.get(key, status), status, key=WORST_FIRST.index)
 
     for finding in node.findings:
         if finding.status not in AFFECTED or finding.observed is not None:
@@ -595,7 +601,7 @@ def _statuses(node: NodeReport, layout: NodeLayout) -> dict[str, str]:
                 note(f"{area} {part}", finding.status)
         if area == "fabric":
             note("fabric", finding.status)
-    return {key: status.value for key, status in found.items()}
+    return {key: status.value for key, status in worst.items()}
 
 
 def _part_rows(layout: NodeLayout, status: Mapping[str, str]) -> Iterator[PartRow]:
@@ -618,14 +624,14 @@ def _areas(nodes: Sequence[NodeReport], order: Sequence[str]) -> Iterator[tuple[
     results: dict[str, defaultdict[tuple[Any, ...], list[str]]] = {check: defaultdict(list) for check in order}
     remedies: dict[str, str] = {}
     for node in nodes:
-        own: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
+        groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
         for finding in node.findings:
-            own[finding.check, finding.status, finding.message, finding.source, finding.observed].append(
+            groups[finding.check, finding.status, finding.message, finding.source, finding.observed].append(
                 finding.component
             )
             if finding.remedy and finding.check not in remedies:
                 remedies[finding.check] = finding.remedy
-        for (check, *rest), components in own.items():
+        for (check, *rest), components in groups.items():
             results[check][*rest, tuple(components)].append(node.host)
     by_area: defaultdict[Category, list[CheckView]] = defaultdict(list)
     for number, check in enumerate(order):
