@@ -174,20 +174,20 @@ def compare_runs(
     before: Iterable[Snapshot], after: Iterable[Snapshot], origins: tuple[RunOrigin, RunOrigin]
 ) -> Comparison:
     """Return the comparison of two runs, both in the order of the nodes' names, by which nodes are matched."""
-    found = RunComparison(origins)
-    one, other = iter(before), iter(after)
-    old, new = next(one, None), next(other, None)
+    comparison = RunComparison(origins)
+    old_nodes, new_nodes = iter(before), iter(after)
+    old, new = next(old_nodes, None), next(new_nodes, None)
     while old is not None or new is not None:
         if new is None or (old is not None and old.host < new.host):
-            found.add(old, None)
-            old = next(one, None)
+            comparison.add(old, None)
+            old = next(old_nodes, None)
         elif old is None or new.host < old.host:
-            found.add(None, new)
-            new = next(other, None)
+            comparison.add(None, new)
+            new = next(new_nodes, None)
         else:
-            found.add(old, new)
-            old, new = next(one, None), next(other, None)
-    return found.result()
+            comparison.add(old, new)
+            old, new = next(old_nodes, None), next(new_nodes, None)
+    return comparison.result()
 
 
 class RunComparison:
@@ -216,7 +216,7 @@ class RunComparison:
         return Comparison(
             before=self._origins[0],
             after=self._origins[1],
-            nodes=tuple(sorted(self._nodes, key=lambda one: one.host)),
+            nodes=tuple(sorted(self._nodes, key=lambda node: node.host)),
             only_before=tuple(sorted(self._only[0])),
             only_after=tuple(sorted(self._only[1])),
             not_reached=tuple(sorted(self._lost)),
@@ -242,7 +242,7 @@ def compare(before: Snapshot, after: Snapshot) -> NodeComparison:
         numbers = {old: new or f"{old} (removed)" for old, new in renumbered(before, after).items()}
         changes += _verdict_changes(before.verdicts, after.verdicts, numbers)
         changes += _figure_changes(before.figures, after.figures, numbers)
-    changes.sort(key=lambda one: (SECTIONS.index(one.section), one.component, one.what))
+    changes.sort(key=lambda change: (SECTIONS.index(change.section), change.component, change.what))
     unknown = {field: f"before: {reason}" for field, reason in before.unknown.items() if field not in after.unknown}
     unknown |= {field: reason for field, reason in after.unknown.items() if field not in before.unknown}
     return NodeComparison(
@@ -254,20 +254,20 @@ def compare(before: Snapshot, after: Snapshot) -> NodeComparison:
     )
 
 
-def _plain(what: str, before: Scalar | None, after: Scalar | None) -> list[Change]:
+def _plain(subject: str, before: Scalar | None, after: Scalar | None) -> list[Change]:
     section: Section = (
-        "driver" if what.startswith(("driver", "cuda")) else "kernel" if what in ("os", "kernel") else "node"
+        "driver" if subject.startswith(("driver", "cuda")) else "kernel" if subject in ("os", "kernel") else "node"
     )
     if before == after:
         return []
-    return [Change(effect="other", section=section, component="node", what=what, before=before, after=after)]
+    return [Change(effect="other", section=section, component="node", what=subject, before=before, after=after)]
 
 
-def same_gpu(one: GpuRecord, other: GpuRecord) -> bool:
+def same_gpu(gpu: GpuRecord, other: GpuRecord) -> bool:
     """Return whether two records are about the same card: by UUID or serial number, else by slot."""
-    if one.uuid and other.uuid:
-        return one.uuid == other.uuid or (one.serial is not None and one.serial == other.serial)
-    return one.slot is not None and one.slot == other.slot
+    if gpu.uuid and other.uuid:
+        return gpu.uuid == other.uuid or (gpu.serial is not None and gpu.serial == other.serial)
+    return gpu.slot is not None and gpu.slot == other.slot
 
 
 def _other_hardware(before: Snapshot, after: Snapshot) -> bool:
@@ -364,8 +364,8 @@ def differing(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> Iter
     paths = [path for path in dict.fromkeys((*before, *after)) if not _equal(path, before.get(path), after.get(path))]
     whole = {path.removesuffix(".present") for path in paths if path.endswith("].present")}
     for path in paths:
-        own = path.removesuffix(".present") if path.endswith("].present") else f"{path}."
-        if not any(sign == "]" and own[: end + 1] in whole for end, sign in enumerate(own[:-1])):
+        stem = path.removesuffix(".present") if path.endswith("].present") else f"{path}."
+        if not any(sign == "]" and stem[: end + 1] in whole for end, sign in enumerate(stem[:-1])):
             yield path
 
 
@@ -385,17 +385,17 @@ def _fact_changes(before: Snapshot, after: Snapshot, names: Names) -> Iterator[C
         failed = path == f"{field}.error_kind"
         if (field in unknown and not failed) or names.belongs_to_exchanged(path) or _follows(path, old, new):
             continue
-        component, what = names.of(path)
+        component, subject = names.of(path)
         if failed:
-            component, what = "node", {"smi": "nvidia-smi"}.get(field, _words(field))
-        one, other = old.get(path), new.get(path)
+            component, subject = "node", {"smi": "nvidia-smi"}.get(field, _words(field))
+        earlier, later = old.get(path), new.get(path)
         yield Change(
-            effect=_effect(path, one, other, failed=failed),
+            effect=_effect(path, earlier, later, failed=failed),
             section="driver" if failed else section_of(path),
             component=component,
-            what=what,
-            before="answers" if failed and one is None else one,
-            after="answers" if failed and other is None else other,
+            what=subject,
+            before="answers" if failed and earlier is None else earlier,
+            after="answers" if failed and later is None else later,
         )
 
 
@@ -435,9 +435,9 @@ def _counter_changes(before: Snapshot, after: Snapshot, names: Names) -> Iterato
     for path, value in after.counters.items():
         old = before.counters.get(path)
         if old is not None and value > old and LIFETIME.search(path):
-            component, what = names.of(path)
+            component, subject = names.of(path)
             yield Change(
-                effect="worse", section="counter", component=component, what=what, before=int(old), after=int(value)
+                effect="worse", section="counter", component=component, what=subject, before=int(old), after=int(value)
             )
 
 
@@ -445,7 +445,7 @@ def renumbered(before: Snapshot, after: Snapshot) -> dict[str, str | None]:
     """Return the new name of each GPU of the first run: behind one that was removed (None), the others move up."""
     names: dict[str, str | None] = {}
     for gpu in before.gpus:
-        new = next((one.index for one in after.gpus if same_gpu(gpu, one)), None)
+        new = next((candidate.index for candidate in after.gpus if same_gpu(gpu, candidate)), None)
         names[f"gpu{gpu.index}"] = None if new is None else f"gpu{new}"
     return names
 
@@ -454,23 +454,23 @@ def _verdict_changes(
     before: Mapping[str, Verdict], after: Mapping[str, Verdict], numbers: Mapping[str, str]
 ) -> Iterator[Change]:
     for check, verdict in after.items():
-        found = before.get(check)
-        if found is None:
+        earlier = before.get(check)
+        if earlier is None:
             continue
-        affected = {numbers.get(name, name): status for name, status in found.affected.items()}
-        old = found.model_copy(update={"affected": affected})
+        affected = {numbers.get(name, name): status for name, status in earlier.affected.items()}
+        old = earlier.model_copy(update={"affected": affected})
         for component in sorted({*old.affected, *verdict.affected}):
-            one, other = _status(old, component), _status(verdict, component)
-            if one is other:
+            old_status, new_status = _status(old, component), _status(verdict, component)
+            if old_status is new_status:
                 continue
-            effect: Effect = "worse" if RANK[other] > RANK[one] else "better"
+            effect: Effect = "worse" if RANK[new_status] > RANK[old_status] else "better"
             yield Change(
                 effect=effect,
                 section="check",
                 component=component,
                 what=check,
-                before=one.value,
-                after=other.value,
+                before=old_status.value,
+                after=new_status.value,
             )
         if not old.affected and not verdict.affected and old.status is not verdict.status:
             yield Change(
@@ -485,8 +485,8 @@ def _verdict_changes(
 
 def _status(verdict: Verdict, component: str) -> Status:
     """Return the status of a component: a check names the good ones together."""
-    found = verdict.affected.get(component)
-    return found or (verdict.status if not verdict.affected else Status.PASS)
+    status = verdict.affected.get(component)
+    return status or (verdict.status if not verdict.affected else Status.PASS)
 
 
 Key = tuple[str, str, int | None]
@@ -496,9 +496,12 @@ def _figure_changes(
     before: Iterable[FigureValue], after: Iterable[FigureValue], numbers: Mapping[str, str]
 ) -> Iterator[Change]:
     """Yield the figures that differ by more than the noise of both runs."""
-    old = {(one.metric, numbers.get(one.component, one.component), one.message_bytes): one for one in before}
-    new = {(one.metric, one.component, one.message_bytes): one for one in after}
-    noise = {key: max(DROP_WARNS.default, one, other) for key, one, other in _noises(old, new)}
+    old = {
+        (figure.metric, numbers.get(figure.component, figure.component), figure.message_bytes): figure
+        for figure in before
+    }
+    new = {(figure.metric, figure.component, figure.message_bytes): figure for figure in after}
+    noise = {key: max(DROP_WARNS.default, first, second) for key, first, second in _noises(old, new)}
     for key, figure in new.items():
         earlier = old.get(key)
         if earlier is None:
@@ -530,8 +533,8 @@ def _spreads(run: Mapping[Key, FigureValue]) -> dict[tuple[str, int | None], flo
     groups: defaultdict[tuple[str, int | None], list[float]] = defaultdict(list)
     for (metric, _, size), figure in run.items():
         groups[metric, size].append(figure.value)
-    found = {}
+    spreads = {}
     for kind, values in groups.items():
         middle = median(values)
-        found[kind] = SPREADS * median(abs(value - middle) for value in values) / middle if len(values) > 2 else 0.0
-    return found
+        spreads[kind] = SPREADS * median(abs(value - middle) for value in values) / middle if len(values) > 2 else 0.0
+    return spreads

@@ -70,10 +70,10 @@ class Outlier(Frozen):
         where = "" if self.component == "node" else f"{self.component}: "
         rest = f"; also {', '.join(self.more[:MOST_FACTS])}" if self.more else ""
         rest += f" and {len(self.more) - MOST_FACTS} more" if len(self.more) > MOST_FACTS else ""
-        what = f"{where}{self.what}"
+        subject = f"{where}{self.what}"
         if self.kind == "mixed":
-            return f"{what}: {shown(self.found)}{rest}"
-        return f"{what}: {shown(self.found)}, usual {shown(self.usual)} ({len(self.hosts)} of {self.of}){rest}"
+            return f"{subject}: {shown(self.found)}{rest}"
+        return f"{subject}: {shown(self.found)}, usual {shown(self.usual)} ({len(self.hosts)} of {self.of}){rest}"
 
 
 Profile = Mapping[str, Scalar]
@@ -104,25 +104,25 @@ class _Group:
     @cached_property
     def values(self) -> defaultdict[str, Counter[Scalar]]:
         """Return the number of nodes with each value of each fact."""
-        found: defaultdict[str, Counter[Scalar]] = defaultdict(Counter)
+        by_path: defaultdict[str, Counter[Scalar]] = defaultdict(Counter)
         for profile, hosts in self.profiles.values():
             for path, value in profile.items():
-                counts = found[path]
+                counts = by_path[path]
                 if value in counts or len(counts) <= MOST_VALUES:
                     counts[value] += len(hosts)
-        return found
+        return by_path
 
     @cached_property
     def usual(self) -> dict[str, Scalar]:
         """Return the value of more than half of the nodes, for each fact that has one."""
         if self.nodes < LEAST_NODES:
             return {}
-        found = {}
+        usual = {}
         for path, counts in self.values.items():
             value, number = counts.most_common(1)[0]
             if 2 * number > self.nodes and len(counts) <= MOST_VALUES:
-                found[path] = value
-        return found
+                usual[path] = value
+        return usual
 
 
 @lru_cache(maxsize=20_000)
@@ -143,20 +143,20 @@ def _place(path: str) -> tuple[str, str | None]:
 
 def profile_of(node: Snapshot) -> dict[str, Scalar]:
     """Return the facts of a node that are alike on nodes of its model and platform, by path."""
-    found: dict[str, Scalar] = {}
+    profile: dict[str, Scalar] = {}
     sets: defaultdict[str, set[str]] = defaultdict(set)
     counts: Counter[str] = Counter()
     for path, value in (node.facts or {}).items():
-        place, kind = _place(path)
+        fact, kind = _place(path)
         if kind is None or (node.unknown and re.split(r"[.\[]", path, maxsplit=1)[0] in node.unknown):
             continue
         if kind == "value":
-            found[path] = value
+            profile[path] = value
         elif kind == "count":
-            counts[place] += 1
+            counts[fact] += 1
         else:
-            sets[place].add(shown(value))
-    return found | {path: ", ".join(sorted(values)) for path, values in sets.items()} | dict(counts)
+            sets[fact].add(shown(value))
+    return profile | {path: ", ".join(sorted(values)) for path, values in sets.items()} | dict(counts)
 
 
 class FleetProfile:
@@ -183,10 +183,10 @@ class FleetProfile:
         """Return the outliers, those that apply to the whole fleet first."""
         reported: set[tuple[str, str]] = set()
         groups = [*self._fleet.values(), *self._within.values()]
-        found = [one for group in groups for one in _of_group(group, reported)]
+        outliers = [outlier for group in groups for outlier in _of_group(group, reported)]
         for group in self._fleet.values():
-            found += [*_mixed(group), *_figures(group)]
-        return sorted(found, key=lambda one: (one.hosts, one.section, one.what))
+            outliers += [*_mixed(group), *_figures(group)]
+        return sorted(outliers, key=lambda outlier: (outlier.hosts, outlier.section, outlier.what))
 
 
 def outliers(nodes: Iterable[Snapshot], racks: Mapping[str, str] | None = None) -> list[Outlier]:
@@ -199,25 +199,25 @@ def outliers(nodes: Iterable[Snapshot], racks: Mapping[str, str] | None = None) 
 
 def _of_group(group: _Group, reported: set[tuple[str, str]]) -> list[Outlier]:
     """Return the nodes with values that differ from the usual ones; what was reported before is left out."""
-    found: defaultdict[_Deviation, list[str]] = defaultdict(list)
+    hosts_of: defaultdict[_Deviation, list[str]] = defaultdict(list)
     for profile, hosts in group.profiles.values():
-        for one in _deviations(profile, group):
-            new = [host for host in hosts if (host, one.what) not in reported]
-            reported.update((host, one.what) for host in new)
-            found[one] += new
+        for deviation in _deviations(profile, group):
+            new = [host for host in hosts if (host, deviation.what) not in reported]
+            reported.update((host, deviation.what) for host in new)
+            hosts_of[deviation] += new
     return [
         Outlier(
-            kind=one.kind,
-            section=one.section,
+            kind=deviation.kind,
+            section=deviation.section,
             hosts=tuple(sorted(hosts)),
             of=group.nodes,
-            what=one.what,
-            found=one.found,
-            usual=one.usual,
-            more=one.more,
+            what=deviation.what,
+            found=deviation.found,
+            usual=deviation.usual,
+            more=deviation.more,
             group=group.name,
         )
-        for one, hosts in found.items()
+        for deviation, hosts in hosts_of.items()
         if hosts
     ]
 
@@ -243,13 +243,13 @@ def _deviations(profile: Profile, group: _Group) -> Iterator[_Deviation]:
         value = profile.get(path)
         if value is None and usual[path] == "":
             # A list that is usually empty: its elements have paths of their own.
-            present[path] = sum(one.startswith(f"{path}[") and one.endswith("].present") for one in profile)
+            present[path] = sum(fact.startswith(f"{path}[") and fact.endswith("].present") for fact in profile)
             if not present[path]:
                 continue
         number = group.values[path][value] if value is not None else group.nodes - group.values[path].total()
         if number > limit or path.startswith(counted):
             continue
-        versions = [_VERSION.search(str(one)) for one in (usual[path], value)]
+        versions = [_VERSION.search(str(scalar)) for scalar in (usual[path], value)]
         if path.endswith("[]"):
             bundles["count", section_of(path)].append(path)
         elif versions[0] and versions[1]:
@@ -273,8 +273,8 @@ def _title(path: str) -> str:
     name = path.replace(".present", "")
     if name.endswith("[]"):
         return f"number of {_field(name)}"
-    component, what = Names.plain(name)
-    return what if component == "node" else f"{component} {what}".strip()
+    component, subject = Names.plain(name)
+    return subject if component == "node" else f"{component} {subject}".strip()
 
 
 def _field(path: str) -> str:

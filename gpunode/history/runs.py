@@ -57,7 +57,7 @@ def of_path(path: Path) -> Side:
         return Side(RunOrigin(name=path.name, started_at=report.started_at), nodes)
     load().prepare()
     nodes = sorted(_of_bundles(bundle_files([str(path)])), key=lambda node: node.host)
-    double = next((one.host for one, other in pairwise(nodes) if one.host == other.host), None)
+    double = next((node.host for node, other in pairwise(nodes) if node.host == other.host), None)
     if double is not None:
         raise UsageError(f"{path}: two bundles of {double}: keep one of them")
     at = max((node.collected_at for node in nodes if node.collected_at), default=None)
@@ -146,12 +146,12 @@ class KeptRun:
 
     def fleet(self) -> Fleet:
         """Return the comparisons for the report."""
-        found = self._fleet.outliers() if len(self._hosts) >= LEAST_NODES else None
+        outliers = self._fleet.outliers() if len(self._hosts) >= LEAST_NODES else None
         comparison = self.compared()
         since = None if comparison is None else comparison.model_dump(mode="json", by_alias=True)
-        if found is None:
+        if outliers is None:
             return Fleet(since=since)
-        rows = [one.model_dump(mode="json") for one in found]
+        rows = [outlier.model_dump(mode="json") for outlier in outliers]
         return Fleet(
             outliers=tuple(row for row in rows if row["kind"] != "mixed"),
             inconsistencies=tuple(row for row in rows if row["kind"] == "mixed"),

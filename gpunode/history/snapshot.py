@@ -127,8 +127,8 @@ class Snapshot(Frozen):
 
     def judged(self, host: str, findings: Iterable[Finding], level: Level) -> "Snapshot":
         """Return the snapshot with the results of the checks, under the node's name in the report."""
-        found = list(findings)
-        update = {"host": host, "level": level, "verdicts": verdicts_of(found), "figures": figures_of(found)}
+        results = list(findings)
+        update = {"host": host, "level": level, "verdicts": verdicts_of(results), "figures": figures_of(results)}
         return self.model_copy(update=update)
 
 
@@ -275,10 +275,10 @@ def _elements(path: str, values: Iterable[Any], *, counts: bool) -> Iterator[Lea
         fields = _fields_of_key(item)
         key = ":".join(str(getattr(item, name)) for name in fields)[:200] or "-"
         seen[key] += 1
-        place = f"{path}[{key}]" if seen[key] == 1 else f"{path}[{key} #{seen[key]}]"
-        yield f"{place}.present", True, False
-        named = {f"{place}.{name}" for name in fields}
-        for inner, leaf, of_events in _leaves(place, item, counts=counts):
+        prefix = f"{path}[{key}]" if seen[key] == 1 else f"{path}[{key} #{seen[key]}]"
+        yield f"{prefix}.present", True, False
+        named = {f"{prefix}.{name}" for name in fields}
+        for inner, leaf, of_events in _leaves(prefix, item, counts=counts):
             if inner not in named and leaf != "":
                 yield inner, leaf, of_events
 
@@ -304,24 +304,24 @@ def verdicts_of(findings: Iterable[Finding]) -> dict[str, Verdict]:
     for finding in findings:
         if finding.observed is None:
             by_check.setdefault(finding.check, []).append(finding)
-    return {check: _verdict(found) for check, found in by_check.items()}
+    return {check: _verdict(alike) for check, alike in by_check.items()}
 
 
-def _verdict(found: list[Finding]) -> Verdict:
+def _verdict(findings: list[Finding]) -> Verdict:
     order = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.NOTE, Status.SKIP)
     affected: dict[str, Status] = {}
-    for finding in found:
+    for finding in findings:
         if finding.status not in GOOD:
             before = affected.get(finding.component, finding.status)
             affected[finding.component] = min(before, finding.status, key=order.index)
-    worst = min((finding.status for finding in found), key=order.index)
+    worst = min((finding.status for finding in findings), key=order.index)
     kept = dict(sorted(affected.items())[:MOST_COMPONENTS])
     return Verdict(status=worst, affected=kept, more=len(affected) - len(kept))
 
 
 def figures_of(findings: Iterable[Finding]) -> tuple[FigureValue, ...]:
     """Return the measured figures; if two programs measured the same, the lower one."""
-    found: dict[tuple[str, str, int | None], FigureValue] = {}
+    lowest: dict[tuple[str, str, int | None], FigureValue] = {}
     for finding in findings:
         figure, measured = finding.figure, finding.measured
         if figure is None or isinstance(measured, bool) or not isinstance(measured, int | float):
@@ -329,8 +329,8 @@ def figures_of(findings: Iterable[Finding]) -> tuple[FigureValue, ...]:
         if not 1 / MOST_MEASURED <= measured <= MOST_MEASURED:
             continue
         key = (figure.metric, finding.component, figure.message_bytes)
-        if key not in found or measured < found[key].value:
-            found[key] = FigureValue(
+        if key not in lowest or measured < lowest[key].value:
+            lowest[key] = FigureValue(
                 metric=figure.metric,
                 component=finding.component,
                 message_bytes=figure.message_bytes,
@@ -338,4 +338,4 @@ def figures_of(findings: Iterable[Finding]) -> tuple[FigureValue, ...]:
                 unit=finding.unit,
                 good=finding.status is not Status.FAIL,
             )
-    return tuple(found.values())
+    return tuple(lowest.values())

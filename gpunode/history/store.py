@@ -306,8 +306,11 @@ class History:
                 document, measured = packed(snapshot)
                 row = (run, snapshot.host, status, len(snapshot.gpus), snapshot.model, _kept(db, document), measured)
                 node = db.execute(INSERT_NODE, row).lastrowid
-                bad = [one for one in findings if one.status not in GOOD and one.observed is None]
-                rows = ((node, one.check, one.component, one.status.value, one.message[:MOST_MESSAGE]) for one in bad)
+                bad = [finding for finding in findings if finding.status not in GOOD and finding.observed is None]
+                rows = (
+                    (node, finding.check, finding.component, finding.status.value, finding.message[:MOST_MESSAGE])
+                    for finding in bad
+                )
                 db.executemany("INSERT INTO findings VALUES (?, ?, ?, ?, ?)", list(rows)[:MOST_FINDINGS])
 
         self._change(write)
@@ -349,20 +352,20 @@ class History:
         runs = self.runs()
         complete = [run for run in runs if run.finished_at is not None and run.verb != FABRIC]
         if is_whole(text):
-            found = [run for run in runs if run.id == int(text)]
+            chosen = [run for run in runs if run.id == int(text)]
         elif text == "last":
-            found = complete
+            chosen = complete
         else:
             until = moment(text)
             if until is None:
                 raise UsageError(f"{text}: expected last, a run's number, a date as 2026-11-20, or a file")
             if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
                 until += timedelta(days=1)
-            found = [run for run in complete if (began := moment(run.started_at)) is not None and began < until]
-        if not found:
+            chosen = [run for run in complete if (began := moment(run.started_at)) is not None and began < until]
+        if not chosen:
             known = f"runs {runs[0].id} to {runs[-1].id}" if runs else "no run"
             raise UsageError(f"{text}: no such complete run; the history {self.folder} has {known}")
-        return found[-1]
+        return chosen[-1]
 
     def snapshots(self, run: int, host: str | None = None) -> Iterator[Snapshot]:
         """Yield the nodes of a run in the order of their names, one at a time."""
@@ -385,7 +388,7 @@ class History:
 
     def settled_gpus(self, hosts: Iterable[str]) -> dict[str, EarlierGpus]:
         """Return the GPUs of each node in its last run in which none was missing, as far as there is one."""
-        found = {}
+        settled = {}
         runs = self._complete()
         statement = """
             SELECT run, content, measured FROM nodes JOIN documents ON documents.id = document
@@ -395,9 +398,9 @@ class History:
             for number, node in self._each(statement, (host,), lambda row: (row[0], unpacked(*row[1:]))):
                 verdict = node.verdicts.get("gpu.present")
                 if number in runs and node.gpus_on_bus and (verdict is None or verdict.status is not Status.FAIL):
-                    found[host] = EarlierGpus(runs[number].title, node.gpus_on_bus, node.gpu_model)
+                    settled[host] = EarlierGpus(runs[number].title, node.gpus_on_bus, node.gpu_model)
                     break
-        return found
+        return settled
 
     def measured(self, host: str | None = None) -> Iterator[tuple[str, str, Snapshot]]:
         """Yield node, time and measured values of every node in every complete run, by node and in their order."""
@@ -437,8 +440,8 @@ class History:
             row = rows.fetchone()
             return None if row is None else (read(row),)
 
-        while (found := self._do(following)) is not None:
-            yield found[0]
+        while (answer := self._do(following)) is not None:
+            yield answer[0]
 
     def bundle_path(self, run: SavedRun | str, host: str) -> Path:
         """Return the path of a node's bundle, which may have been removed."""
@@ -524,7 +527,7 @@ class History:
                 else:
                     left.append((known.get(folder.name, 1 << 62), size, folder))
         total = sum(size for _, size, _ in left)
-        for _, size, folder in sorted(left, key=lambda one: one[0])[:-1]:
+        for _, size, folder in sorted(left, key=lambda row: row[0])[:-1]:
             if total <= limits.bundles_mib * (1 << 20):
                 break
             shutil.rmtree(folder, ignore_errors=True)
@@ -584,9 +587,9 @@ def damaged(err: Exception) -> bool:
 
 def packed(snapshot: Snapshot) -> tuple[bytes, bytes]:
     """Return a snapshot as two compressed documents: what identifies the node, and what was measured."""
-    found = snapshot.model_dump(mode="json", exclude_defaults=True)
-    measured = {key: found.pop(key) for key in list(found) if key in MEASURED}
-    return _compressed(found), _compressed(measured)
+    document = snapshot.model_dump(mode="json", exclude_defaults=True)
+    measured = {key: document.pop(key) for key in list(document) if key in MEASURED}
+    return _compressed(document), _compressed(measured)
 
 
 def unpacked(document: bytes, measured: bytes) -> Snapshot:
@@ -594,13 +597,13 @@ def unpacked(document: bytes, measured: bytes) -> Snapshot:
     try:
         return Snapshot.model_validate(_json(document) | _json(measured))
     except ValidationError as err:
-        place, why = invalid_field(err, "snapshot")
-        raise ValueError(f"a saved node cannot be read: {place}: {why}") from None
+        field, why = invalid_field(err, "snapshot")
+        raise ValueError(f"a saved node cannot be read: {field}: {why}") from None
 
 
 def _measured(host: str, values: dict[str, Any]) -> Snapshot:
     """Return a snapshot with measured values only; the many counters are not validated again."""
-    figures = tuple(FigureValue.model_validate(one) for one in values.get("figures", ()))
+    figures = tuple(FigureValue.model_validate(figure) for figure in values.get("figures", ()))
     counters, temperatures = values.get("counters", {}), values.get("idle_temperatures_c", {})
     return Snapshot.model_construct(
         host=host, level="quick", figures=figures, counters=counters, idle_temperatures_c=temperatures

@@ -110,9 +110,9 @@ def growth(values: Sequence[float]) -> float:
 
 
 def _sloped(
-    host: str, kind: Literal["temperature", "figure"], found: dict[tuple[str, str], list[Point]]
+    host: str, kind: Literal["temperature", "figure"], series: dict[tuple[str, str], list[Point]]
 ) -> Iterator[Trend]:
-    for (component, what), points in found.items():
+    for (component, subject), points in series.items():
         slope = slope_of(points)
         if slope is None:
             continue
@@ -126,7 +126,7 @@ def _sloped(
                 host=host,
                 kind=kind,
                 component=component,
-                what=what,
+                what=subject,
                 change=change,
                 per_30_days=30 * slope,
                 days=days,
@@ -137,5 +137,5 @@ def _sloped(
 def slope_of(points: Sequence[Point]) -> float | None:
     """Return the slope per day: the median of those between all pairs (Theil-Sen); None for too few points."""
     kept = points[-MOST_POINTS:]
-    slopes = [(later[1] - one[1]) / (later[0] - one[0]) for one, later in combinations(kept, 2) if later[0] > one[0]]
+    slopes = [(later[1] - old[1]) / (later[0] - old[0]) for old, later in combinations(kept, 2) if later[0] > old[0]]
     return median(slopes) if len(kept) >= LEAST_POINTS and slopes else None
