@@ -198,8 +198,8 @@ def _cuda(case: CandidateCase) -> Cuda:
     )
     known = {row.series: row for row in catalog.toolkits.values() if last is None or row.major <= last}
     reached = [number(series) for series, row in known.items() if candidate.number >= number(case.question.floor(row))]
-    own = candidate.branch.native_cuda
-    native = [number(series) for series in known if own is not None and number(series) <= number(own)]
+    branch_cuda = candidate.branch.native_cuda
+    native = [number(series) for series in known if branch_cuda is not None and number(series) <= number(branch_cuda)]
     firsts = [catalog.architectures[gpu.architecture].first_cuda.get(gpu.compute_capability) for gpu in case.models]
     return Cuda(
         wished=case.question.request.cuda,

@@ -23,9 +23,9 @@ class Gap(NamedTuple):
     """Why it is unsure; None: the catalog does not have it."""
 
 
-def in_words(found: Iterable[Gap]) -> Iterator[str]:
+def in_words(missing: Iterable[Gap]) -> Iterator[str]:
     """Yield one sentence for all missing bounds, and one for each unsure bound."""
-    every = list(found)
+    every = list(missing)
     absent = [gap.fact for gap in every if gap.doubt is None]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""

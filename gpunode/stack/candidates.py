@@ -54,8 +54,8 @@ def candidates(question: Question) -> Iterator[Candidate]:
     """Yield all candidates that satisfy the request's source, driver and module; best first."""
     for system in _systems(question):
         for arch in _arches(question):
-            found = list(_on(question, system, arch))
-            yield from sorted(found, key=lambda candidate: _rank(question, candidate))
+            possible = list(_on(question, system, arch))
+            yield from sorted(possible, key=lambda candidate: _rank(question, candidate))
 
 
 def _arches(question: Question) -> tuple[Arch, ...]:

@@ -60,7 +60,7 @@ def _holds(question: Question, kept: Collection[Term], off: Collection[str]) -> 
     only = _only(question, kept)
     others = SOURCES if question.request.source and only.request.source is None else ()
     every = (only, *(replace(only, request=only.request.model_copy(update={"source": other})) for other in others))
-    return any(first_case(one, off) is not None for one in every)
+    return any(first_case(variant, off) is not None for variant in every)
 
 
 def _smallest(question: Question, off: Collection[str]) -> tuple[Term, ...]:
@@ -78,10 +78,10 @@ def _smallest(question: Question, off: Collection[str]) -> tuple[Term, ...]:
     return tuple(minimal)
 
 
-def _droppable_first(found: Iterable[Term]) -> list[Term]:
+def _droppable_first(droppable: Iterable[Term]) -> list[Term]:
     """Return the terms in the order in which they are dropped: the least helpful for a user first."""
     order = ("kernel", "arch", "past-eol", "os", "installed", "source", "toolkit", "kernel-module", "driver", "cuda")
-    return sorted(found, key=lambda term: order.index(term.name) if term.name in order else len(order))
+    return sorted(droppable, key=lambda term: order.index(term.name) if term.name in order else len(order))
 
 
 def _clashes(question: Question, home: Question, off: Collection[str]) -> Iterator[Clash]:
@@ -110,13 +110,13 @@ objections to it."""
 
 
 def _refused(question: Question, off: Collection[str]) -> list[Refused]:
-    found = []
+    refused = []
     for candidate in candidates(question):
         verdicts = rules.verdicts(CandidateCase(question, candidate), off)
         clashes = tuple((rule, verdict.text) for rule, verdict in verdicts if verdict.refuses)
         offered = candidate.offer is not None and candidate.branch.number in candidate.offer.versions
-        found.append(((len({rule for rule, _ in clashes}), not offered, candidate.compat is not None), clashes))
-    return found
+        refused.append(((len({rule for rule, _ in clashes}), not offered, candidate.compat is not None), clashes))
+    return refused
 
 
 def _no_candidate(question: Question) -> str:
@@ -130,14 +130,14 @@ def _no_candidate(question: Question) -> str:
 
 def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[NearbyStack]:
     """Yield the nearest stacks. A change that keeps the smallest conflict cannot help and is not tried."""
-    found: dict[str, NearbyStack] = {}
+    offers: dict[str, NearbyStack] = {}
     for change in _changes(question):
-        if change.kind in found or len(found) == MOST_OFFERS or not _touches(change, smallest):
+        if change.kind in offers or len(offers) == MOST_OFFERS or not _touches(change, smallest):
             continue
         offer = _offer(question, change, off)
-        if offer is not None and all(offer.stack != other.stack for other in found.values()):
-            found[change.kind] = offer
-    yield from found.values() or _relaxed_offers(question, off)
+        if offer is not None and all(offer.stack != other.stack for other in offers.values()):
+            offers[change.kind] = offer
+    yield from offers.values() or _relaxed_offers(question, off)
 
 
 def _touches(change: Relaxation, smallest: Collection[Term]) -> bool:
@@ -192,26 +192,26 @@ def _changes(question: Question) -> Iterator[Relaxation]:
 def _other_requests(question: Question) -> Iterator[Relaxation]:
     request = question.request
 
-    def asked(kind: str, text: str, **update: str | None) -> Relaxation:
+    def relaxed(kind: str, text: str, **update: str | None) -> Relaxation:
         return Relaxation(kind, text, request.model_copy(update=update), question.node)
 
     if request.cuda:
         for series in _other_series(question, request.cuda):
-            yield asked("--cuda", f"--cuda {series} instead of {request.cuda}", cuda=series)
+            yield relaxed("--cuda", f"--cuda {series} instead of {request.cuda}", cuda=series)
     if request.toolkit:
         for series in _other_series(question, request.toolkit):
-            yield asked("--toolkit", f"--toolkit {series} instead of {request.toolkit}", toolkit=series)
-        yield asked("--toolkit", "--toolkit none", toolkit=None)
+            yield relaxed("--toolkit", f"--toolkit {series} instead of {request.toolkit}", toolkit=series)
+        yield relaxed("--toolkit", "--toolkit none", toolkit=None)
     if request.kernel_module:
-        yield asked("--kernel-module", "--kernel-module {module}", kernel_module=None)
+        yield relaxed("--kernel-module", "--kernel-module {module}", kernel_module=None)
     if request.driver:
-        yield asked("--driver", f"--driver {{branch}} instead of {request.driver}", driver=None)
+        yield relaxed("--driver", f"--driver {{branch}} instead of {request.driver}", driver=None)
     if request.framework:
-        yield asked("--framework", f"without --framework {request.framework}", framework=None)
+        yield relaxed("--framework", f"without --framework {request.framework}", framework=None)
     if request.past_eol == "refuse":
-        yield asked("--past-eol", "a branch past its end of life", past_eol="warn")
+        yield relaxed("--past-eol", "a branch past its end of life", past_eol="warn")
     for source in _sources(question):
-        yield asked("--source", f"--source {source}", source=source)
+        yield relaxed("--source", f"--source {source}", source=source)
 
 
 def _other_nodes(question: Question) -> Iterator[Relaxation]:
@@ -227,7 +227,7 @@ def _other_nodes(question: Question) -> Iterator[Relaxation]:
         yield other("--arch", f"--arch {arch}", arch=arch)
     if len(node.gpus) > 1:
         for group in node.gpus:
-            rest = tuple(one for one in node.gpus if one != group)
+            rest = tuple(remaining for remaining in node.gpus if remaining != group)
             yield other(f"without {group.label}", f"without {group.label}", gpus=rest)
     if node.kernel:
         yield other("--kernel", "a newer kernel", kernel=None)
@@ -236,9 +236,9 @@ def _other_nodes(question: Question) -> Iterator[Relaxation]:
 def _other_series(question: Question, requested: str) -> list[str]:
     """Return CUDA series below the requested one, the nearest first, then those above it, the nearest first."""
     every = sorted({row.series for row in question.catalog.toolkits.values()}, key=number)
-    own = number(question.catalog.toolkit(requested).series)
-    below = [series for series in every if number(series) < own]
-    return below[::-1] + [series for series in every if number(series) > own]
+    current = number(question.catalog.toolkit(requested).series)
+    below = [series for series in every if number(series) < current]
+    return below[::-1] + [series for series in every if number(series) > current]
 
 
 def _sources(question: Question) -> list[str]:
@@ -258,10 +258,10 @@ def _systems(question: Question) -> list[str]:
     """Return the other systems, those of the same distribution first."""
     if question.system is None:
         return []
-    own, rows = question.system, list(question.catalog.systems.values())
-    at = [row.id for row in rows].index(own.id)
+    current, rows = question.system, list(question.catalog.systems.values())
+    at = [row.id for row in rows].index(current.id)
 
     def distance(row: System) -> tuple[bool, bool, int]:
-        return row.os != own.os, not row.supported, abs([other.id for other in rows].index(row.id) - at)
+        return row.os != current.os, not row.supported, abs([other.id for other in rows].index(row.id) - at)
 
-    return [row.id for row in sorted(rows, key=distance) if row.id != own.id]
+    return [row.id for row in sorted(rows, key=distance) if row.id != current.id]

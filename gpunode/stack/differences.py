@@ -79,18 +79,18 @@ def _answer(group: PlanGroup) -> dict[str, Any]:
 
 def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested fields under dotted names; packages by name, warnings by rule, other lists as a whole."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, item in value.items():
         name = f"{above}{key}"
         if key == "packages" and not above:
-            found |= {f"packages {row['name']}": row["version"] or "set by the repository" for row in item}
+            flat |= {f"packages {row['name']}": row["version"] or "set by the repository" for row in item}
         elif key == "warnings":
-            found |= {f"warning [{row['rule']}] {row['text']}": "yes" for row in item}
+            flat |= {f"warning [{row['rule']}] {row['text']}": "yes" for row in item}
         elif isinstance(item, Mapping):
-            found |= _flat(item, f"{name}.")
+            flat |= _flat(item, f"{name}.")
         elif key != "schema_name":
-            found[name] = item
-    return found
+            flat[name] = item
+    return flat
 
 
 def _changes(

@@ -59,11 +59,11 @@ class DriftQuery:
     def newest(self, lock: Stack | None) -> Stack | None:
         """Return today's stack, in the locked branch if none is requested; None if no stack matches."""
         known: tuple[Origin, ...] = ("nvidia", "ubuntu", "debian")
-        own = next((origin for origin in known if self.installed and self.installed.origins == (origin,)), None)
+        source = next((origin for origin in known if self.installed and self.installed.origins == (origin,)), None)
         driver = None if self.request.driver == "keep" else self.request.driver
         if lock is not None:
-            driver, own = driver or str(lock.driver.branch), lock.source
-        request = self.request.model_copy(update={"driver": driver, "source": self.request.source or own})
+            driver, source = driver or str(lock.driver.branch), lock.source
+        request = self.request.model_copy(update={"driver": driver, "source": self.request.source or source})
         answer = resolve(request, self.bare, self.catalog, self.today)
         return answer if isinstance(answer, Stack) else None
 
@@ -77,10 +77,10 @@ def drifts(query: DriftQuery, locks: Mapping[str, Stack | None]) -> tuple[Drift,
     return tuple(_drift(tuple(sorted(hosts)), lock, query) for lock, hosts in by_lock.values())
 
 
-def joined(found: Collection[Drift]) -> tuple[Drift, ...]:
+def joined(drifts: Collection[Drift]) -> tuple[Drift, ...]:
     """Return equal drifts as one, with the hosts of all."""
     by_text: dict[str, Drift] = {}
-    for drift in found:
+    for drift in drifts:
         key = drift.model_dump_json(exclude={"hosts"})
         hosts = (*by_text[key].hosts, *drift.hosts) if key in by_text else drift.hosts
         by_text[key] = drift.model_copy(update={"hosts": tuple(sorted(hosts))})
@@ -174,8 +174,8 @@ def read_lock(document: Mapping[str, Any] | None, where: str) -> Stack | None:
     try:
         return Stack.model_validate(document)
     except ValidationError as err:
-        place, why = invalid_field(err, LOCK_NAME)
+        field, why = invalid_field(err, LOCK_NAME)
         raise UsageError(
-            f"{where}: {LOCK_NAME} is not a valid stack: {place}: {why}; "
+            f"{where}: {LOCK_NAME} is not a valid stack: {field}: {why}; "
             "remove this lock, then run gpunode plan --write"
         ) from None

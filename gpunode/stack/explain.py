@@ -43,10 +43,10 @@ def rule_id(text: str, known: Collection[str] | None = None) -> str:
     """Return the id that ``R10`` or ``r10-gpu-min-driver`` stands for; raise UsageError if there is none."""
     ids = list(known if known is not None else (rule.id for rule in rules))
     name = text.strip().lower()
-    found = [one for one in ids if name in (one.lower(), one.lower().split("-", maxsplit=1)[0])]
-    if len(found) != 1:
+    matching = [rule for rule in ids if name in (rule.lower(), rule.lower().split("-", maxsplit=1)[0])]
+    if len(matching) != 1:
         raise UsageError(f"--explain {text}: no such rule; known: {', '.join(ids)}")
-    return found[0]
+    return matching[0]
 
 
 def meaning(text: str) -> Explanation:

@@ -102,14 +102,14 @@ def too_old_for_cuda(question: Question) -> Iterator[Objection]:
         yield from over_gpus(question, against)
 
 
-def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Objection]:
+def _unknown_to(question: Question, subject: str, cuda: str) -> Iterator[Objection]:
     """Yield objections for GPUs that are newer than a CUDA."""
 
     def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         first = driver_rules.first_cuda(question.catalog, gpu, cuda)
         if first is None:
             return None
-        text = f"{what} does not support {term.named(gpu)}; CUDA {first.value} and later do"
+        text = f"{subject} does not support {term.named(gpu)}; CUDA {first.value} and later do"
         return refuse(text, sure=first.sure)
 
     yield from over_gpus(question, against)
@@ -136,8 +136,8 @@ def driver_too_old(case: CandidateCase) -> Iterator[Objection]:
     """Refuse a driver with a CUDA older than a GPU."""
     branch = case.candidate.branch
     if branch.native_cuda is not None:
-        what = f"branch {branch.number} (CUDA {branch.native_cuda})"
-        yield from _unknown_to(case.question, what, branch.native_cuda)
+        subject = f"branch {branch.number} (CUDA {branch.native_cuda})"
+        yield from _unknown_to(case.question, subject, branch.native_cuda)
 
 
 def _needed(question: Question) -> set[str]:
@@ -248,10 +248,10 @@ def gpu_min_driver(case: CandidateCase) -> Iterator[Objection]:
         yield refuse(text, sure=lowest.sure)
 
     def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
-        own = driver_rules.min_driver(gpu, candidate.number)
-        if own is not None:
-            text = f"{term.named(gpu)} needs driver {own.value} or newer, and this is {candidate.version}"
-            return refuse(text, sure=own.sure)
+        minimum = driver_rules.min_driver(gpu, candidate.number)
+        if minimum is not None:
+            text = f"{term.named(gpu)} needs driver {minimum.value} or newer, and this is {candidate.version}"
+            return refuse(text, sure=minimum.sure)
         boards = driver_rules.min_driver_of_boards(case.question.catalog, gpu, candidate.number)
         if platform is None and boards is not None:
             return refuse(f"{term.named(gpu)} is on boards that require driver {boards.value} or newer")
@@ -344,7 +344,9 @@ def _held_back(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection]:
     """Yield the objection to a release that is older than other packages of its branch in an archive."""
     candidate = case.candidate
     every = offer.versions[candidate.branch.number]
-    newest = max((one for held in every.values() for one in held), key=lambda one: number(upstream_version(one)))
+    newest = max(
+        (version for held in every.values() for version in held), key=lambda version: number(upstream_version(version))
+    )
     if candidate.installed or candidate.number >= number(upstream_version(newest)):
         return
     if candidate.decided_by == "wish":

@@ -34,39 +34,39 @@ def operator_values(document: Plan, catalog: Catalog) -> HelmValues:
     The Operator supports the driver branches of its component matrix; a stack of another branch is a problem.
     """
     row = catalog.kubernetes[OPERATOR]
-    found = HelmValues(
+    helm = HelmValues(
         {
             "driver": {"enabled": False},
             "toolkit": {"enabled": False},
             "cdi": {"enabled": True},
         }
     )
-    found.comments += [
+    helm.comments += [
         f"GPU Operator {row.version} on nodes provisioned by gpunode: driver and container toolkit are on the host.",
         f"helm install gpu-operator gpu-operator --repo {REPOSITORY} --version v{row.version} \\",
         "  --namespace gpu-operator --create-namespace --values FILE",
         f"Kubernetes {row.kubernetes} (component matrix of this release).",
     ]
     for hosts, stack in _stacks(document):
-        found.comments.append(f"{hosts}driver {_driver(stack)}, {_toolkit(stack)}")
-        listed = {_branch(str(one)): str(one) for one in row.drivers}
+        helm.comments.append(f"{hosts}driver {_driver(stack)}, {_toolkit(stack)}")
+        listed = {_branch(str(driver)): str(driver) for driver in row.drivers}
         branch = str(stack.driver.branch)
         if branch not in listed:
-            found.problems.append(
+            helm.problems.append(
                 f"{hosts}GPU Operator {row.version} does not support driver branch {branch} (supported: "
                 f"{', '.join(map(str, row.drivers))}): request one of these with --driver, or use --format {PLUGIN}"
             )
         elif stack.driver.version not in (None, listed[branch]):
-            found.comments.append(f"  the component matrix lists {listed[branch]} of this branch")
+            helm.comments.append(f"  the component matrix lists {listed[branch]} of this branch")
         if stack.container_toolkit is None:
-            found.problems.append(f"{hosts}the stack has no container toolkit, and the Operator's is disabled here")
-    return found
+            helm.problems.append(f"{hosts}the stack has no container toolkit, and the Operator's is disabled here")
+    return helm
 
 
 def plugin_values(document: Plan, catalog: Catalog) -> HelmValues:
     """Return the values of the device plugin alone, with CDI in the container runtime."""
     row = catalog.kubernetes[PLUGIN]
-    found = HelmValues(
+    helm = HelmValues(
         {
             "deviceListStrategy": "cdi-cri",
             "runtimeClassName": "nvidia",
@@ -74,18 +74,18 @@ def plugin_values(document: Plan, catalog: Catalog) -> HelmValues:
             "gfd": {"enabled": True},
         }
     )
-    found.comments += [
+    helm.comments += [
         f"NVIDIA device plugin {row.version} on nodes provisioned by gpunode: driver and toolkit are on the host.",
         f"helm install nvidia-device-plugin nvidia-device-plugin --repo {PLUGIN_REPOSITORY} --version {row.version} \\",
         "  --namespace nvidia-device-plugin --create-namespace --values FILE",
         f"Kubernetes {row.kubernetes}. The runtime class nvidia must exist; k3s and RKE2 create it.",
     ]
     for hosts, stack in _stacks(document):
-        found.comments.append(f"{hosts}driver {_driver(stack)}, {_toolkit(stack)}")
-        found.problems += [f"{hosts}{text}" for text in _too_old(row, stack)]
+        helm.comments.append(f"{hosts}driver {_driver(stack)}, {_toolkit(stack)}")
+        helm.problems += [f"{hosts}{text}" for text in _too_old(row, stack)]
         if stack.container_toolkit is None:
-            found.problems.append(f"{hosts}the stack has no container toolkit, which injects the devices")
-    return found
+            helm.problems.append(f"{hosts}the stack has no container toolkit, which injects the devices")
+    return helm
 
 
 def _stacks(document: Plan) -> Iterator[tuple[str, Stack]]:

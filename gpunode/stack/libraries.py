@@ -163,14 +163,14 @@ def _nccl(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
 @rules.decides("R20-framework", "frameworks")
 def frameworks(case: CandidateCase) -> Iterator[Choice]:
     """Decide the newest wheels that this driver and these GPUs can run."""
-    found = {name: _newest(case, name) for name in ("pytorch", "tensorflow")}
-    if not any(found.values()):
+    newest = {name: _newest(case, name) for name in ("pytorch", "tensorflow")}
+    if not any(newest.values()):
         yield Choice("frameworks", None, "no framework of the catalog has a wheel for this driver and these GPUs")
         return
     value = Frameworks.model_validate(
         {
             key: part
-            for name, pair in found.items()
+            for name, pair in newest.items()
             for key, part in ((name, pair and pair[0]), (f"{name}_cuda", pair and pair[1]))
         }
     )
@@ -191,15 +191,15 @@ def framework_builds(case: CandidateCase, row: Framework, builds: Iterable[str] 
 
 def _newest(case: CandidateCase, name: str) -> tuple[str, str] | None:
     """Return release and CUDA: the requested release of a requested framework, else the newest."""
-    asked = case.question.framework
+    requested = case.question.framework
     rows = [row for row in case.question.catalog.frameworks.values() if row.name == name]
-    rows = [row for row in rows if asked is None or asked.name != name or row == asked]
+    rows = [row for row in rows if requested is None or requested.name != name or row == requested]
     for row in sorted(rows, key=lambda row: number(row.version), reverse=True):
         runs = framework_builds(case, row)
         if runs:
             # Native support first: a newer CUDA by minor-version compatibility lacks PTX of its own.
-            own = case.candidate.branch.native_cuda
-            native = [cuda for cuda in runs if own is not None and number(cuda) <= number(own)]
+            branch_cuda = case.candidate.branch.native_cuda
+            native = [cuda for cuda in runs if branch_cuda is not None and number(cuda) <= number(branch_cuda)]
             return row.version, max(native or runs, key=number)
     return None
 
@@ -244,4 +244,4 @@ def _in_wheel(capability: Number, listed: Iterable[str], ptx: str | None) -> boo
     """Return True if a wheel supports a capability: code runs on later minors of its major, PTX on everything later."""
     if ptx is not None and capability >= number(ptx):
         return True
-    return any(capability.major == number(one).major and capability >= number(one) for one in listed)
+    return any(capability.major == number(code).major and capability >= number(code) for code in listed)

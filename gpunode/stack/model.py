@@ -88,8 +88,8 @@ class Installed(StackModel):
     def origins(self) -> tuple[str, ...]:
         """Return the publishers of the driver closure, sorted; an unknown one as ``unknown origin``, a ``.run`` file as
         itself."""
-        found = {package.origin or "unknown origin" for package in self.closure}
-        return tuple(sorted(found | ({"a .run file"} if self.runfile else set())))
+        origins = {package.origin or "unknown origin" for package in self.closure}
+        return tuple(sorted(origins | ({"a .run file"} if self.runfile else set())))
 
 
 class NodePicture(StackModel):
@@ -329,5 +329,5 @@ class Conflict(StackModel):
     @property
     def message(self) -> str:
         """Return the conflict in one line."""
-        asked = " + ".join(str(term) for term in self.terms)
-        return f"conflict between {asked}:  " + "; ".join(clash.text for clash in self.clashes)
+        terms = " + ".join(str(term) for term in self.terms)
+        return f"conflict between {terms}:  " + "; ".join(clash.text for clash in self.clashes)

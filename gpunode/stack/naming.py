@@ -87,17 +87,17 @@ def choices(
 ) -> tuple[PackageChoice, ...]:
     """Return a row's packages for this case; ``version`` replaces the row's pattern."""
     pattern = version if version is not None else row.version
-    found = []
+    chosen = []
     for template in row.names:
         name, *others = alternatives(fill(case, template, cuda=cuda, kernel=kernel))
-        own = any(fnmatchcase(name, glob) for glob in OWN_VERSION.get(case.candidate.source, ()))
-        found.append(
+        own_version = any(fnmatchcase(name, glob) for glob in OWN_VERSION.get(case.candidate.source, ()))
+        chosen.append(
             PackageChoice(
                 name=name,
-                version=None if pattern is None or own else fill(case, pattern, cuda=cuda),
+                version=None if pattern is None or own_version else fill(case, pattern, cuda=cuda),
                 component=row.component,
                 alternatives=tuple(others),
-                with_driver=row.with_driver and not own,
+                with_driver=row.with_driver and not own_version,
             )
         )
-    return tuple(found)
+    return tuple(chosen)

@@ -94,15 +94,15 @@ def _nvswitch(facts: NodeFacts, catalog: Catalog) -> bool | None:
 
 def _kernel(kernels: Iterable[Kernel] | None) -> str | None:
     """Return the running kernel if a package owns it, else the newest installed one (a container runs its host's)."""
-    packaged = [one for one in kernels or () if one.package]
-    chosen = [one for one in packaged if one.running] or [one for one in packaged if one.newest]
+    packaged = [kernel for kernel in kernels or () if kernel.package]
+    chosen = [kernel for kernel in packaged if kernel.running] or [kernel for kernel in packaged if kernel.newest]
     return chosen[0].release if chosen else None
 
 
 def _kernel_images(packages: Iterable[Package] | None) -> tuple[str, ...]:
     """Return meta packages of kernel images; their versions begin with the releases of their kernels."""
-    found = [package for package in packages or () if package.installed and KERNEL_IMAGE.fullmatch(package.name)]
-    ordered = sorted(found, key=lambda package: [int(part) for part in re.findall(r"[0-9]+", package.version)])
+    images = [package for package in packages or () if package.installed and KERNEL_IMAGE.fullmatch(package.name)]
+    ordered = sorted(images, key=lambda package: [int(part) for part in re.findall(r"[0-9]+", package.version)])
     return tuple(package.name for package in reversed(ordered))
 
 
@@ -122,7 +122,9 @@ def _installed(facts: NodeFacts) -> Installed | None:
         version=versions.pop() if len(versions) == 1 else None,
         flavour=_flavour(facts, packages),
         packages=tuple(sorted(held, key=lambda row: row.name)),
-        runfile=next((one.path for one in facts.foreign_installs or () if one.kind == "driver-runfile"), None),
+        runfile=next(
+            (install.path for install in facts.foreign_installs or () if install.kind == "driver-runfile"), None
+        ),
     )
 
 

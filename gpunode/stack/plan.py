@@ -65,10 +65,10 @@ def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: d
         if host.picture is None:
             failed.setdefault(host.reason or "no answer", []).append(host.name)
         else:
-            own = host.request or request
-            locked = with_lock(own, read_lock(host.lock, host.name))
-            members.setdefault((host.picture.model_dump_json(), own, locked), []).append(host)
-    groups = [_group_of(same, own, locked, catalog, today) for (_, own, locked), same in members.items()]
+            requested = host.request or request
+            locked = with_lock(requested, read_lock(host.lock, host.name))
+            members.setdefault((host.picture.model_dump_json(), requested, locked), []).append(host)
+    groups = [_group_of(same, requested, locked, catalog, today) for (_, requested, locked), same in members.items()]
     groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
     ordered = tuple(sorted(_merged(groups), key=lambda group: group.hosts))
     stale = catalog.stale(today)
@@ -111,13 +111,13 @@ def _group(same: list[PlanHost], request: Request, locked: Request, catalog: Cat
 
 def _merged(groups: Iterable[PlanGroup]) -> list[PlanGroup]:
     """Return the groups with equal answers merged: pictures may differ in properties that do not matter."""
-    found: dict[str, PlanGroup] = {}
+    merged: dict[str, PlanGroup] = {}
     for group in groups:
         key = group.model_dump_json(exclude={"hosts", "drift"})
-        other = found.get(key)
+        other = merged.get(key)
         if other is None:
-            found[key] = group
+            merged[key] = group
         else:
             hosts = tuple(sorted((*other.hosts, *group.hosts)))
-            found[key] = other.model_copy(update={"hosts": hosts, "drift": joined((*other.drift, *group.drift))})
-    return list(found.values())
+            merged[key] = other.model_copy(update={"hosts": hosts, "drift": joined((*other.drift, *group.drift))})
+    return list(merged.values())

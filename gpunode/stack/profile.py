@@ -33,8 +33,8 @@ def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[tuple[st
 
 def installed_closure(node: NodeFacts, catalog: Catalog) -> dict[str, InstalledPackage]:
     """Return every installed package of a driver closure, of any publisher, by name."""
-    found = picture_from_facts(node, catalog).installed
-    return {package.name: package for package in found.closure} if found else {}
+    installed = picture_from_facts(node, catalog).installed
+    return {package.name: package for package in installed.closure} if installed else {}
 
 
 def releases_from(source: str, installed: dict[str, InstalledPackage]) -> dict[str, str]:

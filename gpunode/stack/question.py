@@ -41,12 +41,12 @@ def specifiers(text: str) -> "SpecifierSet":
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 (slow to load, seldom needed)
 
     try:
-        found = SpecifierSet(text)
+        versions = SpecifierSet(text)
     except InvalidSpecifier:
-        found = SpecifierSet()
-    if not found or any(part.operator not in (">=", ">", "<=", "<", "!=", "==") for part in found):
+        versions = SpecifierSet()
+    if not versions or any(part.operator not in (">=", ">", "<=", "<", "!=", "==") for part in versions):
         raise UsageError(f"driver {text!r} is not a range; examples: >=580,<595 and ==580.*,!=580.95.05")
-    return found
+    return versions
 
 
 def framework_named(text: str, catalog: Catalog) -> Framework:
@@ -57,11 +57,11 @@ def framework_named(text: str, catalog: Catalog) -> Framework:
     if match is None or name is None:
         raise UsageError(f"framework {text!r}: expected a name and a release (examples: torch==2.9, tensorflow==2.20)")
     rows = [row for row in catalog.frameworks.values() if row.name == name]
-    found = next((row for row in rows if row.version == match["series"]), None)
-    if found is None:
+    framework = next((row for row in rows if row.version == match["series"]), None)
+    if framework is None:
         known = ", ".join(row.version for row in rows)
         raise UsageError(f"framework {text!r}: the catalog has no {name} {match['series']}; known: {known}")
-    return found
+    return framework
 
 
 @dataclass(frozen=True)
@@ -293,10 +293,10 @@ def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
         ("framework", request.framework),
         ("past-eol", None if request.past_eol == "warn" else request.past_eol),
     ]
-    given: Literal["wish", "node"] = "node" if node.observed else "wish"
-    found = [Term(name=name, value=value, given=given) for name, value in facts if value]
-    found += [Term(name="installed", value=on_node, given="node")] if on_node else []
-    return (*found, *(Term(name=name, value=value, given="wish") for name, value in requested if value))
+    basis: Literal["wish", "node"] = "node" if node.observed else "wish"
+    node_terms = [Term(name=name, value=value, given=basis) for name, value in facts if value]
+    node_terms += [Term(name="installed", value=on_node, given="node")] if on_node else []
+    return (*node_terms, *(Term(name=name, value=value, given="wish") for name, value in requested if value))
 
 
 def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tuple[Request, NodePicture]:

@@ -180,8 +180,8 @@ class Rules:
                 for verdict in rule.judge(case):
                     yield rule.id, verdict
             for need in rule.needs:
-                found = gaps(need, case.question, case.candidate)
-                yield from ((rule.id, warn(text)) for text in in_words(found))
+                missing = gaps(need, case.question, case.candidate)
+                yield from ((rule.id, warn(text)) for text in in_words(missing))
 
     def objections(self, question: Question, off: Collection[str] = ()) -> Iterator[tuple[str, Objection]]:
         """Yield the objections of the rules to the question itself, lazily."""
