@@ -182,9 +182,9 @@ class Catalog:
         where = (name, key, link)
         file, line = place(self.documents(name), where)
         untaken = {dotted((name, key, field)) for field in taken}
-        rest = [one for one in wrong if one.rule != "missing-key" or one.key not in untaken]
-        what = no_such(parents.rstrip("s"), str(fields[link]), known)
-        return [Problem(file, line, dotted(where), what, "reference"), *rest]
+        rest = [problem for problem in wrong if problem.rule != "missing-key" or problem.key not in untaken]
+        message = no_such(parents.rstrip("s"), str(fields[link]), known)
+        return [Problem(file, line, dotted(where), message, "reference"), *rest]
 
     def prepare(self) -> None:
         """Read what judging a node with GPUs needs, so that processes forked from this one find it read."""
@@ -353,8 +353,8 @@ class Catalog:
 
     def models_of(self, ids: Iterable[tuple[str, str | None]]) -> tuple[hardware.Gpu, ...]:
         """Return every model that GPUs with these PCI ids and subsystem ids may be."""
-        found = [self.gpu_by_pci(device_id, subsystem_id) for device_id, subsystem_id in ids]
-        return tuple(gpu for match in found if match is not None for gpu in match.gpus)
+        matches = [self.gpu_by_pci(device_id, subsystem_id) for device_id, subsystem_id in ids]
+        return tuple(gpu for match in matches if match is not None for gpu in match.gpus)
 
     def gpu_by_product_name(self, name: str) -> GpuMatch | None:
         """Return the GPU models that print exactly this product name; None if the catalog has none."""
@@ -376,8 +376,8 @@ class Catalog:
     def platforms_with(self, gpus: Mapping[str, int]) -> tuple[hardware.Platform, ...]:
         """Return the platforms that have exactly these GPUs (id → number), boards and servers before cloud shapes."""
         requested = dict(gpus)
-        found = [row for row in self.platforms.values() if row.gpus == requested]
-        return tuple(sorted(found, key=lambda row: row.kind == "cloud"))
+        platforms = [row for row in self.platforms.values() if row.gpus == requested]
+        return tuple(sorted(platforms, key=lambda row: row.kind == "cloud"))
 
     def os(self, name: str) -> software.System:
         """Return an operating system by id, codename, alias or NVIDIA's directory name; raise UsageError with the
@@ -452,13 +452,13 @@ def _with_listing(row: Any) -> Any:
     """Return a raw row of a GPU with the releases of NVIDIA's open modules that list it, if it has none of its own."""
     if not isinstance(row, Mapping) or "first_listed" in row or not row.get("source"):
         return row
-    found = open_modules.fields(texts(row.get("pci")), texts(row.get("subsystems")))
-    if not found:
+    listing = open_modules.fields(texts(row.get("pci")), texts(row.get("subsystems")))
+    if not listing:
         return row
     unsure = row.get("unsure", {})
     if row.get("known_from") == "pci.ids" and isinstance(unsure, Mapping):
         unsure = {"first_listed": "the list omits a few ids that its driver supports (T4)", **unsure}
-    return {**row, **found, "unsure": unsure, "source": [*texts(row.get("source")), open_modules.SOURCE]}
+    return {**row, **listing, "unsure": unsure, "source": [*texts(row.get("source")), open_modules.SOURCE]}
 
 
 def _newest_first(item: tuple[str, Any]) -> Any:
@@ -472,17 +472,17 @@ def _system_names(row: software.System) -> tuple[str, ...]:
     return (row.id, row.name, *row.aliases, *others, *extra)
 
 
-def _get(rows: Mapping[str, R], name: str, what: str) -> R:
+def _get(rows: Mapping[str, R], name: str, kind: str) -> R:
     if name in rows:
         return rows[name]
-    raise UsageError(f"the catalog has no {what} {name!r}; {similar(name, {key: key for key in rows})}")
+    raise UsageError(f"the catalog has no {kind} {name!r}; {similar(name, {key: key for key in rows})}")
 
 
-def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Iterable[str]]) -> R:
+def _named(rows: Mapping[str, R], name: str, kind: str, names: Callable[[R], Iterable[str]]) -> R:
     shown: dict[str, str] = {}
     for key, row in rows.items():
         for text in names(row):
             if normal(text) == normal(name):
                 return row
             shown.setdefault(normal(text), key)
-    raise UsageError(f"the catalog has no {what} {name!r}; {similar(normal(name), shown)}")
+    raise UsageError(f"the catalog has no {kind} {name!r}; {similar(normal(name), shown)}")

@@ -110,8 +110,8 @@ def _always(gpu: Gpu, branch: int) -> bool:
 
 def kernel_number(release: str | None) -> Number | None:
     """Return the leading numbers of a kernel's release: 5.14.0 of ``5.14.0-427.el9.x86_64``."""
-    found = re.match(r"[0-9]+(?:\.[0-9]+)*", release or "")
-    return Number(found[0]) if found else None
+    match = re.match(r"[0-9]+(?:\.[0-9]+)*", release or "")
+    return Number(match[0]) if match else None
 
 
 def against_gpudirect(models: Sequence[Gpu]) -> list[str]:

@@ -300,9 +300,9 @@ class ExpectedFigure(Row):
     def _own_unit(cls, unit: str, info: ValidationInfo) -> str:
         """Refuse a metric in another unit than its own, in which measurements are compared."""
         metric = info.data.get("metric", "")
-        own = "TFLOPS" if metric.startswith("gemm") else "GB/s"
-        if metric and unit != own:
-            raise ValueError(f"wrong unit: {metric} is stored in {own}")
+        metric_unit = "TFLOPS" if metric.startswith("gemm") else "GB/s"
+        if metric and unit != metric_unit:
+            raise ValueError(f"wrong unit: {metric} is stored in {metric_unit}")
         return unit
 
     @field_validator("band")

@@ -79,28 +79,30 @@ def lint(catalog: Catalog, rules: Mapping[str, Callable[[Rows], Found]] | None =
         problems += wrong
     view = Rows(catalog, rows)
     for name, function in (RULES if rules is None else rules).items():
-        for key, what, *beside in function(view):
-            problems.append(_blamed(catalog, name, key, what, beside[0] if beside else ()))
+        for key, message, *beside in function(view):
+            problems.append(_blamed(catalog, name, key, message, beside[0] if beside else ()))
     return sorted(set(problems))
 
 
-def _blamed(catalog: Catalog, name: str, key: Key, what: str, beside: Iterable[Key]) -> Problem:
+def _blamed(catalog: Catalog, name: str, key: Key, message: str, beside: Iterable[Key]) -> Problem:
     """Return a problem at the field that the user wrote: of compared fields, the one that an overlay sets."""
-    written = (one for one in (key, *beside) if any(document.has(one) for document in catalog.overlays))
+    written = (field for field in (key, *beside) if any(document.has(field) for document in catalog.overlays))
     at = next(written, key)
     file, line = place(catalog.documents(str(at[0])), at)
-    return Problem(file, line, dotted(at), what if at == key else f"conflicts with {dotted(key)}: {what}", name)
+    return Problem(file, line, dotted(at), message if at == key else f"conflicts with {dotted(key)}: {message}", name)
 
 
 def _sections(document: Document) -> Iterator[Problem]:
     """Yield the problems of sections and defaults that are unknown or are not mappings."""
     defaults = document.sections.get("defaults")
-    asked: list[tuple[Key, Any]] = [((name,), value) for name, value in document.sections.items() if name != "defaults"]
+    sections: list[tuple[Key, Any]] = [
+        ((name,), value) for name, value in document.sections.items() if name != "defaults"
+    ]
     if isinstance(defaults, Mapping):
-        asked += [(("defaults", name), value) for name, value in defaults.items() if name != "all"]
+        sections += [(("defaults", name), value) for name, value in defaults.items() if name != "all"]
     elif "defaults" in document.sections:
         yield _problem(document, ("defaults",), "is a mapping from section to fields", "shape")
-    for key, value in asked:
+    for key, value in sections:
         if key[-1] not in MODELS:
             yield _problem(
                 document, key, f"unknown section; {suggestion(str(key[-1]), [*MODELS, 'defaults'])}", "section"
@@ -109,8 +111,8 @@ def _sections(document: Document) -> Iterator[Problem]:
             yield _problem(document, key, "a section is a mapping from id to row", "shape")
 
 
-def _problem(document: Document, key: Key, what: str, name: str) -> Problem:
-    return Problem(document.name, document.line(key) or 1, dotted(key), what, name)
+def _problem(document: Document, key: Key, message: str, name: str) -> Problem:
+    return Problem(document.name, document.line(key) or 1, dotted(key), message, name)
 
 
 def _sources(rows: Rows) -> Found:
@@ -123,9 +125,9 @@ def _sources(rows: Rows) -> Found:
 
 def _references(rows: Rows) -> Found:
     """Check that each reference names a row that exists."""
-    for section, field, parents, what in REFERENCES:
+    for section, field, parents, kind in REFERENCES:
         for row in rows[section].values():
-            yield from _missing(rows, parents, what, _named((section, row.id, field), getattr(row, field)))
+            yield from _missing(rows, parents, kind, _named((section, row.id, field), getattr(row, field)))
     for row in rows["toolkits"].values():
         # Before minor-version compatibility a toolkit named one driver, often of a branch without a row.
         if row.floor is None or row.floor != row.driver:
@@ -145,11 +147,11 @@ def _named(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
         yield from ((key, name) for name in (value if isinstance(value, tuple) else (value,)))
 
 
-def _missing(rows: Rows, section: str, what: str, references: Iterable[tuple[Key, Any]]) -> Found:
+def _missing(rows: Rows, section: str, kind: str, references: Iterable[tuple[Key, Any]]) -> Found:
     known = rows.ids(section)
     for key, value in references:
         if value is not None and str(value) not in known:
-            yield key, no_such(what, value, known)
+            yield key, no_such(kind, value, known)
 
 
 def _names(rows: Rows) -> Found:
@@ -171,8 +173,8 @@ def _names(rows: Rows) -> Found:
         for row in rows[section].values():
             for text in getattr(row, "families", ()):
                 if normal(text) in owner:
-                    what = f"the family {text!r} is the name of {owner[normal(text)]} alone"
-                    yield (section, row.id, "families"), what
+                    message = f"the family {text!r} is the name of {owner[normal(text)]} alone"
+                    yield (section, row.id, "families"), message
 
 
 def _shared_ids(rows: Rows) -> Found:

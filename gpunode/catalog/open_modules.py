@@ -72,7 +72,7 @@ class Table:
         Only the entries of ``subsystems`` if there are any: models may share a device id.
         """
         entries = _by_device().get(device.removeprefix("10de:"), {})
-        return {own: held for own, held in entries.items() if not subsystems or own in subsystems}
+        return {subsystem: held for subsystem, held in entries.items() if not subsystems or subsystem in subsystems}
 
 
 def fields(pci: Sequence[str], subsystems: Sequence[str]) -> dict[str, Any]:
@@ -88,13 +88,13 @@ def _fields(pci: tuple[str, ...], subsystems: tuple[str, ...]) -> Mapping[str, A
     if not boards:
         return {}
     earliest = known.listing(release for _, held in boards for release in held)
-    later = {own: known.listing(held).first for own, held in boards if own}
-    found: dict[str, Any] = {"first_listed": earliest.first}
+    later = {subsystem: known.listing(held).first for subsystem, held in boards if subsystem}
+    listing: dict[str, Any] = {"first_listed": earliest.first}
     if earliest.omitted:
-        found["omitted"] = earliest.omitted
+        listing["omitted"] = earliest.omitted
     if any(first != earliest.first for first in later.values()):
-        found["later_boards"] = {own: first for own, first in later.items() if first != earliest.first}
-    return found
+        listing["later_boards"] = {subsystem: first for subsystem, first in later.items() if first != earliest.first}
+    return listing
 
 
 def tsv(listed: Mapping[str, Iterable[str]], releases: Sequence[str], date: str) -> str:
@@ -165,8 +165,8 @@ def table() -> Table:
 
 @cache
 def _by_device() -> dict[str, dict[str, tuple[str, ...]]]:
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    by_device: dict[str, dict[str, tuple[str, ...]]] = {}
     for key, held in table().listed.items():
         device, _, subsystem = key.partition(":")
-        found.setdefault(device, {})[subsystem] = held
-    return found
+        by_device.setdefault(device, {})[subsystem] = held
+    return by_device

@@ -47,13 +47,13 @@ class PciGpu(NamedTuple):
 
 def parse(lines: Iterable[str]) -> Iterator[PciGpu]:
     """Yield NVIDIA's GPUs of a ``pci.ids`` file; other functions and names that match no chip are left out."""
-    ours = False
+    of_nvidia = False
     for count, line in enumerate(lines):
         if count > MOST_LINES:
             return
         if line[:1] not in ("\t", "#", "\n", ""):
-            ours = line.startswith(f"{NVIDIA} ")
-        match = _DEVICE.match(line) if ours else None
+            of_nvidia = line.startswith(f"{NVIDIA} ")
+        match = _DEVICE.match(line) if of_nvidia else None
         chip = _CHIP.match(match[2]) if match else None
         if match is None or chip is None or _NO_GPU.search(match[2]):
             continue
@@ -100,28 +100,28 @@ def rows(
     for gpu in gpus:
         chip = chips.get(gpu.chip)
         if chip is not None and gpu.pci not in ids:
-            what = (normal(_name(gpu)), str(chip["architecture"]), str(chip["compute_capability"]))
-            products.setdefault(what, []).append(gpu)
+            product = (normal(_name(gpu)), str(chip["architecture"]), str(chip["compute_capability"]))
+            products.setdefault(product, []).append(gpu)
     uses = Counter(name for name, _, _ in products)
-    found = {}
+    raw_rows = {}
     for (name, architecture, capability), same in products.items():
         called = _name(same[0])
         several = uses[name] > 1 and name not in names
-        own = (
+        full_name = (
             f"{called} ({same[0].pci})"
             if name in names
             else f"{called} ({same[0].chip.upper()})"
             if several
             else called
         )
-        row = _row(own, same)
+        row = _row(full_name, same)
         row |= {"architecture": architecture, "compute_capability": capability, "date": date}
         row["unsure"] |= {"compute_capability": "of the chip"} if chips[same[0].chip].get("unsure") else {}
         if several:
             row["families"] = list(dict.fromkeys((called, _SERIES.sub("", called))))
-        found[_slug(own)] = row
-    _add_aliases(found, names)
-    return found
+        raw_rows[_slug(full_name)] = row
+    _add_aliases(raw_rows, names)
+    return raw_rows
 
 
 def _name(gpu: PciGpu) -> str:
@@ -146,14 +146,19 @@ def texts(value: Any) -> list[str]:
     return [] if value is None else [str(value)]
 
 
-def _add_aliases(found: dict[str, dict[str, Any]], names: set[str]) -> None:
+def _add_aliases(raw_rows: dict[str, dict[str, Any]], names: set[str]) -> None:
     """Add names that users type, ``RTX 5090`` for ``GeForce RTX 5090``, if they identify one row."""
-    short = {key: _SERIES.sub("", row["name"]) for key, row in found.items() if not row["name"].endswith(")")}
+    short = {key: _SERIES.sub("", row["name"]) for key, row in raw_rows.items() if not row["name"].endswith(")")}
     uses = Counter(normal(text) for text in short.values())
-    uses.update(normal(key) for key in found)
+    uses.update(normal(key) for key in raw_rows)
     for key, text in short.items():
-        if text != found[key]["name"] and uses[normal(text)] == 1 and normal(text) not in names and not text.isdigit():
-            found[key]["aliases"] = [text]
+        if (
+            text != raw_rows[key]["name"]
+            and uses[normal(text)] == 1
+            and normal(text) not in names
+            and not text.isdigit()
+        ):
+            raw_rows[key]["aliases"] = [text]
 
 
 def _row(name: str, same: list[PciGpu]) -> dict[str, Any]:

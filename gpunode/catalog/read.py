@@ -57,13 +57,13 @@ class Problem:
     file: str
     line: int
     key: str
-    what: str
+    message: str
     rule: str = field(compare=False)
     """The rule of the linter that found it."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
-        text = f"{where}: {self.key + ': ' if self.key else ''}{self.what}"
+        text = f"{where}: {self.key + ': ' if self.key else ''}{self.message}"
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -100,14 +100,14 @@ class Document:
     def line(self, key: Key) -> int | None:
         """Return the line of a key, of its deepest part that exists; None if the section does not exist."""
         node: yaml.Node = self.root
-        found: int | None = None
+        number: int | None = None
         for part in key:
             step = _step(node, part)
             if step is None:
                 break
             mark, node = step
-            found = mark.start_mark.line + 1
-        return found
+            number = mark.start_mark.line + 1
+        return number
 
     def has(self, key: Key) -> bool:
         """Return True if this file has a value under the key."""
@@ -164,8 +164,8 @@ def _duplicates(name: str, node: yaml.Node, above: Key) -> Iterable[Problem]:
             seen[str(key.value)] = line
             yield from _duplicates(name, value, here)
     elif isinstance(node, yaml.SequenceNode):
-        for place, item in enumerate(node.value):
-            yield from _duplicates(name, item, (*above, place))
+        for index, item in enumerate(node.value):
+            yield from _duplicates(name, item, (*above, index))
 
 
 def read(path: Path, name: str | None = None) -> Document:
@@ -229,20 +229,20 @@ def section(documents: Sequence[Document], name: str, base: Mapping[str, Any] = 
     ``site``. ``base``: whole rows below all documents; they come last.
     """
     rows: dict[str, Any] = {}
-    ours: dict[str, Any] = {}
+    shipped: dict[str, Any] = {}
     for place_in_line, document in enumerate(documents):
-        own = _defaults(document, name)
+        defaults = _defaults(document, name)
         if place_in_line == 0:
-            ours = {field: value for field, value in own.items() if field not in ("source", "date")}
-            ours |= {} if name == "sources" else {"source": "site"}
+            shipped = {field: value for field, value in defaults.items() if field not in ("source", "date")}
+            shipped |= {} if name == "sources" else {"source": "site"}
         else:
-            own = {**ours, **own}
+            defaults = {**shipped, **defaults}
         content = document.sections.get(name)
         for key, fields in content.items() if isinstance(content, Mapping) else ():
             if key in rows or key in base:
                 rows[key] = merge(rows.get(key, base.get(key)), fields)
             else:
-                rows[key] = {**own, **fields} if isinstance(fields, Mapping) else fields
+                rows[key] = {**defaults, **fields} if isinstance(fields, Mapping) else fields
     return {**rows, **{key: fields for key, fields in base.items() if key not in rows}}
 
 

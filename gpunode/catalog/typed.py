@@ -25,9 +25,9 @@ UNITS = {
 _UNIT = re.compile(r"_(([kmgt]i?b(it)?|bytes?)(_per_s|ps|s)?|m?w|[kmg]?hz|watts?|[kmgt]?flops)$")
 
 
-def no_such(what: str, name: str | int, known: Iterable[str]) -> str:
+def no_such(kind: str, name: str | int, known: Iterable[str]) -> str:
     """Return ``unknown architecture 'hoper'; did you mean hopper?``."""
-    return "; ".join(filter(None, (f"unknown {what} {name!r}", did_you_mean(nearest(str(name), known)))))
+    return "; ".join(filter(None, (f"unknown {kind} {name!r}", did_you_mean(nearest(str(name), known)))))
 
 
 def unit_of(key: str) -> str | None:
@@ -40,9 +40,9 @@ def typed_row(
 ) -> tuple[R | None, list[Problem]]:
     """Return one typed row, or all its problems."""
 
-    def problem(where: Key, what: str, rule: str) -> Problem:
+    def problem(where: Key, message: str, rule: str) -> Problem:
         file, line = place(documents, where)
-        return Problem(file, line, dotted(where), what, rule)
+        return Problem(file, line, dotted(where), message, rule)
 
     if not isinstance(fields, Mapping):
         return None, [problem((section, key), "a row is a mapping of fields", "shape")]
@@ -51,12 +51,12 @@ def typed_row(
     try:
         return model.model_validate({**fields, "id": key}), []
     except ValidationError as err:
-        found = []
+        problems = []
         for error in err.errors(include_url=False):
             where = _where((section, key), error["loc"])
-            what, rule = _message(model, error)
-            found.append(problem(where, what, rule))
-        return None, found
+            message, rule = _message(model, error)
+            problems.append(problem(where, message, rule))
+        return None, problems
 
 
 def _where(above: Key, loc: Sequence[int | str]) -> Key:
@@ -66,7 +66,7 @@ def _where(above: Key, loc: Sequence[int | str]) -> Key:
 
 
 def _message(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
-    kind, found = error["type"], error["input"]
+    kind, content = error["type"], error["input"]
     names = [str(part) for part in error["loc"] if isinstance(part, str) and part != "[key]"]
     key = names[-1] if names else ""
     if kind == "extra_forbidden":
@@ -75,27 +75,27 @@ def _message(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         return "is missing", "missing-key"
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        hint = did_you_mean(nearest(str(found), known))
-        return f"{found!r} is not one of {', '.join(known)}{hint and f'; {hint}'}", "value"
+        hint = did_you_mean(nearest(str(content), known))
+        return f"{content!r} is not one of {', '.join(known)}{hint and f'; {hint}'}", "value"
     if kind in ("int_parsing", "float_parsing", "int_type", "float_type", "int_from_float"):
         expected = "a whole number" if kind.startswith("int") else "a number"
         unit = unit_of(key)
-        rule = "unit" if unit and re.search(r"\d\s*[A-Za-z]", str(found)) else "value"
-        return f"expected {expected}{f' in {unit}' if unit else ''}, found {found!r}", rule
+        rule = "unit" if unit and re.search(r"\d\s*[A-Za-z]", str(content)) else "value"
+        return f"expected {expected}{f' in {unit}' if unit else ''}, found {content!r}", rule
     if kind in ("tuple_type", "list_type"):
-        return f"expected a list{'' if isinstance(found, Mapping) else f': [{found}]'}", "value"
+        return f"expected a list{'' if isinstance(content, Mapping) else f': [{content}]'}", "value"
     if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
-        return f"expected a mapping of keys, found {found!r}", "value"
+        return f"expected a mapping of keys, found {content!r}", "value"
     if kind == "string_type":
-        return f"expected text, found {found!r}", "value"
+        return f"expected text, found {content!r}", "value"
     if kind == "too_short":
         return "expected at least one", "value"
     if kind == "bool_parsing":
-        return f"expected true or false, found {found!r}", "value"
+        return f"expected true or false, found {content!r}", "value"
     if kind == "value_error":
-        what = error["msg"].removeprefix("Value error, ")
-        rule = "date" if "day" in what or "date" in what else "value"
-        return f"{what}; {found!r} found" if str(found) not in what else what, rule
+        message = error["msg"].removeprefix("Value error, ")
+        rule = "date" if "day" in message or "date" in message else "value"
+        return f"{message}; {content!r} found" if str(content) not in message else message, rule
     return f"{error['msg'][0].lower()}{error['msg'][1:]}", "value"
 
 

@@ -240,7 +240,7 @@ def test_a_bad_overlay_breaks_exactly_its_rule(tmp_path: Path, rule: str, text: 
     assert {problem.rule for problem in problems} == {rule}, [str(problem) for problem in problems]
     found = [problem for problem in problems if problem.key == key]
     assert found, [str(problem) for problem in problems]
-    assert words in found[0].what
+    assert words in found[0].message
     assert str(found[0]).startswith(f"{found[0].file}:{found[0].line}: {key}: ")
     assert "\n" not in str(found[0])
 
@@ -419,4 +419,4 @@ def test_no_shape_is_reported_in_python_s_words(tmp_path: Path) -> None:
                 fields.pop("id", None)
                 _, problems = typed_row(MODELS[section], key, fields, section, ours.documents(section))
                 for problem in problems:
-                    assert not re.search(r"tuple|dictionary|instance|valid (string|list)", problem.what), problem
+                    assert not re.search(r"tuple|dictionary|instance|valid (string|list)", problem.message), problem
