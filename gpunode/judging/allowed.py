@@ -18,12 +18,12 @@ def with_allowed(
     A deviation is used where fewer findings fail with its value. An expired one changes the origin only.
     """
     results = list(findings)
-    for one in expectation.allowed or ():
+    for allowed in expectation.allowed or ():
         failed = _failed(results)
         checks = frozenset(finding.check for finding in failed)
         if not checks:
             break
-        other = expectation.model_copy(update={one.key: one.value})
+        other = expectation.model_copy(update={allowed.key: allowed.value})
         judged = list(judge(other, checks))
         better = frozenset(
             check
@@ -33,8 +33,8 @@ def with_allowed(
         )
         if not better:
             continue
-        if one.until < on:
-            source = f"{SITE}: {one.key} {one.words} was allowed until {one.until} ({one.reason})"
+        if allowed.until < on:
+            source = f"{SITE}: {allowed.key} {allowed.words} was allowed until {allowed.until} ({allowed.reason})"
             results = [
                 finding.model_copy(update={"source": source})
                 if finding in failed and finding.check in better
@@ -45,7 +45,7 @@ def with_allowed(
         expectation = other
         components = {(finding.check, finding.component) for finding in failed}
         news = [
-            _explained(finding, one) if (finding.check, finding.component) in components else finding
+            _explained(finding, allowed) if (finding.check, finding.component) in components else finding
             for finding in judged
             if finding.check in better
         ]
@@ -56,7 +56,7 @@ def with_allowed(
 
 
 def _failed(findings: Iterable[Finding]) -> list[Finding]:
-    return [one for one in findings if one.status is Status.FAIL and one.source == SITE]
+    return [finding for finding in findings if finding.status is Status.FAIL and finding.source == SITE]
 
 
 def _explained(finding: Finding, allowed: Allowed) -> Finding:

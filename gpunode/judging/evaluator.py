@@ -172,10 +172,10 @@ class _Names:
     def __init__(self) -> None:
         self._used: set[str] = set()
 
-    def __call__(self, node: Collected, own: str) -> str:
+    def __call__(self, node: Collected, host: str) -> str:
         if node.answer is None or node.answer.host is not None:
-            return own
-        name = f"{own} ({node.host})" if own in self._used else own
+            return host
+        name = f"{host} ({node.host})" if host in self._used else host
         self._used.add(name)
         return name
 
@@ -190,8 +190,8 @@ def _returned(model: type[Model], text: bytes) -> Model:
     try:
         return model.model_validate_json(text)
     except ValidationError as err:
-        place, why = invalid_field(err, "the whole of it")
-        raise Exceeded(f"evaluating its answer failed: {place}: {why}") from None
+        field, why = invalid_field(err, "the whole of it")
+        raise Exceeded(f"evaluating its answer failed: {field}: {why}") from None
 
 
 def _document(answer: Answer) -> bytes:

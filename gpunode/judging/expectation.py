@@ -35,7 +35,7 @@ def read_expectation(path: Path) -> Expectation:
 def _names_must_be_known(expectation: Expectation, path: Path) -> None:
     """Raise UsageError for a model or a driver branch that the catalog does not have."""
     names = [("model", "model", expectation.model), ("driver", "driver", expectation.driver)]
-    names += [(f"allowed: {one.key}", one.key, str(one.value)) for one in expectation.allowed or ()]
+    names += [(f"allowed: {allowed.key}", allowed.key, str(allowed.value)) for allowed in expectation.allowed or ()]
     for key, field, name in names:
         try:
             if field == "model" and name is not None:

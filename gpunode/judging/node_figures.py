@@ -63,19 +63,19 @@ def _launch(node: NodeFacts) -> NodeFigure:
     name, guide = "launch of an operation", "shorter than the kernels"
     if not gpus:
         return _missing(name, guide)
-    slowest = max(gpus, key=lambda one: one.launch_us)
+    slowest = max(gpus, key=lambda gpu: gpu.launch_us)
     text = f"{slowest.launch_us:.3g} us, {slowest.round_trip_us:.3g} us until its result (slowest of {len(gpus)} GPUs)"
     return NodeFigure(name, text, slowest.launch_us, guide, f"{LAUNCH.value} us ({LAUNCH.name})")
 
 
 def _mixed(node: NodeFacts) -> NodeFigure:
     name, guide = "gain of mixed precision", f"2.63 (TF32 to mixed; {RESNET})"
-    gains = [one.fp32_step_seconds / one.mixed_step_seconds for one in _values(node, "steps.device", StepsValues)]
+    gains = [gpu.fp32_step_seconds / gpu.mixed_step_seconds for gpu in _values(node, "steps.device", StepsValues)]
     if not gains:
         return _missing(name, guide)
     gain = median(gains)
     rates = {
-        dtype: [one.tflops for one in _values(node, f"gemm.{dtype}", GemmValues)] for dtype in ("bf16", "fp16", "fp32")
+        dtype: [gpu.tflops for gpu in _values(node, f"gemm.{dtype}", GemmValues)] for dtype in ("bf16", "fp16", "fp32")
     }
     half = rates["bf16"] or rates["fp16"]
     limit = NONE
@@ -87,8 +87,8 @@ def _mixed(node: NodeFacts) -> NodeFigure:
 def _pinned(node: NodeFacts) -> NodeFigure:
     name, guide = "gain of pinned memory", "1.4 (pin_memory, a guide to PyTorch: unsure)"
     gains, pinned_rates = [], []
-    for one in _values(node, "copy.host", HostCopyValues):
-        rows = [copy for copy in one.copies if copy.direction == "host_to_device"]
+    for gpu in _values(node, "copy.host", HostCopyValues):
+        rows = [copy for copy in gpu.copies if copy.direction == "host_to_device"]
         pinned = max((copy.bandwidth_gb_per_s for copy in rows if copy.pinned), default=0.0)
         pageable = max((copy.bandwidth_gb_per_s for copy in rows if not copy.pinned), default=0.0)
         if pinned and pageable:
@@ -106,9 +106,9 @@ def _training(node: NodeFacts) -> Iterator[NodeFigure]:
     scaling = f"0.84 of 8 GPUs (6.72 times one, mixed precision; {RESNET})"
     formula = "parameters x 4 bytes / bandwidth"
     runs = [
-        one
-        for one in _values(node, "ddp.replicated", TrainingValues)
-        if one.step_seconds and one.compute_seconds and one.parameters and one.ranks > 1
+        run
+        for run in _values(node, "ddp.replicated", TrainingValues)
+        if run.step_seconds and run.compute_seconds and run.parameters and run.ranks > 1
     ]
     if not runs:
         yield _missing("scaling from 1 to n GPUs", scaling, "1")

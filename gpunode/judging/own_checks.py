@@ -66,16 +66,16 @@ def load_file(path: Path, option: str) -> tuple[OwnFile, frozenset[str]]:
         if key not in KEYS:
             raise UsageError(f"{where}: {unknown('key', str(key), KEYS)}")
     try:
-        own = OwnFile.model_validate(content)
+        contents = OwnFile.model_validate(content)
     except ValidationError as err:
         raise UsageError(f"{where}: {first_error(err)}") from None
     real = path.resolve()
     if real not in _files:
         with registry.loading(f"file {path.name}") as ids:
-            for check in own.checks:
+            for check in contents.checks:
                 _register(check, path.name, where)
         _files[real] = frozenset(ids)
-    return own, _files[real]
+    return contents, _files[real]
 
 
 def _register(check: DeclaredCheck, source: str, where: str) -> None:
@@ -98,18 +98,18 @@ class Tried:
 
 def try_file(path: Path) -> Iterator[Tried]:
     """Test every check of a file, and of packages as far as the file has tests of them. Raises UsageError."""
-    own, ids = load_file(path, "checks test")
-    tested = [case.check for case in own.tests]
-    for case in own.tests:
+    contents, ids = load_file(path, "checks test")
+    tested = [case.check for case in contents.tests]
+    for case in contents.tests:
         if case.check not in registry or registry[case.check].origin is None:
             known = [check.id for check in registry if check.origin is not None]
             raise UsageError(f"checks test {path}: tests: {unknown('own check', case.check, known)}")
-    if not own.tests:
+    if not contents.tests:
         raise UsageError(f"checks test {path}: no tests: each test needs check, fixture and mutants")
     for check_id in sorted(ids - set(tested)):
         yield Tried(check_id, "is tested", "the file contains no test for it")
     everyone = sorted(ids | set(tested))
-    for case in own.tests:
+    for case in contents.tests:
         yield from _case(case, path, everyone)
 
 
@@ -142,7 +142,9 @@ def _mutant_problem(case: CheckTrial, mutant: Mutant, node: NodeFacts, before: M
     moved = [check_id for check_id in before if after[check_id] is not before[check_id] and check_id != case.check]
     if moved:
         return f"other site checks change too: {', '.join(moved)}"
-    broken = [one for one in _findings(case.check, changed) if one.status is mutant.becomes and not one.remedy]
+    broken = [
+        finding for finding in _findings(case.check, changed) if finding.status is mutant.becomes and not finding.remedy
+    ]
     return "its finding has no remedy" if broken and mutant.becomes in (Status.WARN, Status.FAIL) else None
 
 

@@ -38,15 +38,15 @@ def policy_of(content: Mapping[Any, Any], where: str, source: str, folder: Path,
     for key in content:
         if key not in KEYS:
             raise UsageError(f"{where}: {unknown('key', str(key), KEYS)}")
-    own = frozenset[str]()
+    own_checks = frozenset[str]()
     if files := _list(content.get("own_checks"), f"{where}: own_checks"):
         from gpunode.judging.own_checks import load_files  # noqa: PLC0415 (most policies have none)
 
-        own = load_files(files, folder, where)
+        own_checks = load_files(files, folder, where)
     rules, expired = _rules(_mapping(content.get("checks"), f"{where}: checks"), f"{where}: checks", on)
     values = _mapping(content.get("thresholds"), f"{where}: thresholds")
     thresholds = {str(name): _values(str(name), value, f"{where}: thresholds") for name, value in values.items()}
-    return Policy(source, thresholds, rules, tuple(expired), own)
+    return Policy(source, thresholds, rules, tuple(expired), own_checks)
 
 
 def _rules(entries: Mapping[Any, Any], where: str, on: date) -> tuple[dict[str, PolicyRule], list[str]]:
@@ -93,7 +93,7 @@ def _values(name: str, value: Any, where: str) -> dict[str, Number]:
     for key in values:
         if key not in names:
             raise UsageError(f"{where}: {name}: {unknown('GPU model or architecture', str(key), names)}")
-    return {str(key): _number(threshold, one, f"{where}: {name}: {key}") for key, one in values.items()}
+    return {str(key): _number(threshold, number, f"{where}: {name}: {key}") for key, number in values.items()}
 
 
 def _number(threshold: Threshold, value: Any, where: str) -> Number:
@@ -117,7 +117,7 @@ def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
 def _list(value: Any, where: str) -> list[str]:
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(file, str) for file in value):
         raise UsageError(f"{where}: expected a list of files, found {kind_of(value)}")
     return value
 

@@ -186,7 +186,7 @@ class CompactReports:
         update: dict[str, Any] = {"findings": tuple(self._kept(finding) for finding in node.findings)}
         for name in ("stack", "hardware", "layout", "policy"):
             update[name] = self._once(getattr(node, name))
-        update["categories"] = tuple(self._once(one) for one in node.categories)
+        update["categories"] = tuple(self._once(category) for category in node.categories)
         return node.model_copy(update=update)
 
     def _kept(self, finding: Finding) -> Finding:
@@ -299,7 +299,7 @@ def _of_older_probe(findings: Sequence[Finding]) -> Sequence[Finding]:
 
     Their checks are skipped: the rest of an older bundle is evaluated, and the node stays undetermined.
     """
-    checks = {one.check for one in counting(findings) if _lacks_data(one)}
+    checks = {finding.check for finding in counting(findings) if _lacks_data(finding)}
     if not checks:
         return findings
     message = f"collected by an older probe: {counted(len(checks), 'check needs', 'checks need')} a newer one"
@@ -307,8 +307,12 @@ def _of_older_probe(findings: Sequence[Finding]) -> Sequence[Finding]:
     cause = Finding(check=REACHABLE, status=Status.ERROR, component="node", message=message, remedy=remedy)
     reason = f"the probe does not read its data ({REACHABLE} reports the cause)"
     skipped = {"status": Status.SKIP, "message": reason, "remedy": None}
-    others = [one.model_copy(update=skipped) if _lacks_data(one) else one for one in findings if one.check != REACHABLE]
-    return sorted([*others, cause], key=lambda one: one.check)
+    others = [
+        finding.model_copy(update=skipped) if _lacks_data(finding) else finding
+        for finding in findings
+        if finding.check != REACHABLE
+    ]
+    return sorted([*others, cause], key=lambda finding: finding.check)
 
 
 def _lacks_data(finding: Finding) -> bool:
@@ -335,7 +339,7 @@ def unchecked(node: NodeReport, key: str) -> NodeReport:
         "key to known_hosts"
     )
     finding = Finding(check=REACHABLE, status=Status.WARN, component="node", message=message)
-    others = [one for one in node.findings if one.check != REACHABLE or one.status is Status.ERROR]
+    others = [finding for finding in node.findings if finding.check != REACHABLE or finding.status is Status.ERROR]
     return with_findings(node, (finding, *others))
 
 

@@ -90,7 +90,7 @@ def findings_of(  # noqa: PLR0913
     # Only at the level of their own checks: other measurements were not to be collected.
     ids = request.log_checks if request.checks is None else request.log_checks & request.checks
     read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *request.logs]}))
-    others = [one for one in findings if one.check not in ids]
+    others = [finding for finding in findings if finding.check not in ids]
     return others + judge(read, expectation, "deep", ids, policy=policy, until=until)
 
 
@@ -98,7 +98,7 @@ def level_of(bundle: Bundle) -> Level:
     """Return the level at which a bundle was collected: in the launcher's record, since the release with two levels."""
     if not bundle.results:
         return "quick"
-    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
+    levels = (result["values"].get("level") for result in bundle.results if isinstance(result.get("values"), dict))
     return "deep" if "deep" in levels else "standard"
 
 

@@ -19,7 +19,7 @@ def bundle_files(places: Sequence[str]) -> list[Path]:
     """
     if not places:
         raise UsageError("--replay needs a bundle or a folder of bundles: --replay FILE|DIR...")
-    return list(_each_once([path for place in places for path in _files(Path(place))]))
+    return list(_each_once([path for name in places for path in _files(Path(name))]))
 
 
 def saved_answers(files: Sequence[Path]) -> Iterator[Collected]:
@@ -46,15 +46,15 @@ def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
     return names.values()
 
 
-def _files(place: Path) -> list[Path]:
+def _files(location: Path) -> list[Path]:
     # Before the first is judged: a mistyped name is wrong usage and not a node without data.
-    if not exists(place):
-        raise UsageError(f"{place}: no such file or folder")
-    if not place.is_dir():
-        return [place]
-    files = sorted(path for path in place.glob("*.json") if path.is_file())
+    if not exists(location):
+        raise UsageError(f"{location}: no such file or folder")
+    if not location.is_dir():
+        return [location]
+    files = sorted(path for path in location.glob("*.json") if path.is_file())
     if not files:
-        raise UsageError(f"{place}: no bundle (*.json) in this directory")
+        raise UsageError(f"{location}: no bundle (*.json) in this directory")
     return files
 
 

@@ -50,7 +50,7 @@ def settings_of(node: EvaluatedNode) -> dict[str, Any]:
         "mig": modes.pop() if len(modes) == 1 else None,
         "nics": len(rates) or None,
         "nic_rate_gbit_per_s": min((rate for rate in rates if rate is not None), default=None),
-        "nic_firmware": sorted(str(one) for one in firmware) if None not in firmware else None,
+        "nic_firmware": sorted(str(version) for version in firmware) if None not in firmware else None,
     }
     return {key: value for key, value in settings.items() if value is not None and value not in ([], {})}
 
