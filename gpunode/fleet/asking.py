@@ -80,20 +80,22 @@ class Turn:
         )
         return self.node
 
-    def run(self, node: Node, text: str, arguments: Callable[[float], Sequence[str]], what: str = "the probe") -> bytes:
+    def run(
+        self, node: Node, text: str, arguments: Callable[[float], Sequence[str]], label: str = "the probe"
+    ) -> bytes:
         """Run a program with the node's Python and return its output; raise NodeFailure.
 
         ``arguments`` returns Python's arguments, given the seconds that are left.
         """
         if self.target.ssh is not None:
-            self.stage = f"login succeeded, {what} did not start"
+            self.stage = f"login succeeded, {label} did not start"
         left_s = self.ends - time.monotonic()
-        program = node.python(limit_s=left_s, arguments=arguments(left_s), what=what)
+        program = node.python(limit_s=left_s, arguments=arguments(left_s), label=label)
         session = node.session(program, self.ends)
-        return converse(session, program, text.encode(), node.password, self.ends, ready=lambda: self._started(what))
+        return converse(session, program, text.encode(), node.password, self.ends, ready=lambda: self._started(label))
 
-    def _started(self, what: str) -> None:
-        self.stage = f"{what} started and did not end"
+    def _started(self, label: str) -> None:
+        self.stage = f"{label} started and did not end"
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ def _socket(settings: SshSettings, gateways: Gateways, deadline: float, step: fl
     if settings.proxy_command is not None:
         return _proxy(settings.proxy_command, abort)
     family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(settings.address_family, socket.AF_UNSPEC)
-    place = f"{settings.hostname}:{settings.port}"
+    endpoint = f"{settings.hostname}:{settings.port}"
     try:
         addresses = socket.getaddrinfo(settings.hostname, settings.port, family, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
@@ -259,19 +259,19 @@ def _socket(settings: SshSettings, gateways: Gateways, deadline: float, step: fl
         else:
             return sock
     if all(isinstance(err, TimeoutError) for err in failures):
-        raise NodeFailure(f"unreachable: {place} does not answer within {step:.0f} s")
+        raise NodeFailure(f"unreachable: {endpoint} does not answer within {step:.0f} s")
     reason = next(err for err in failures if not isinstance(err, TimeoutError))
-    raise NodeFailure(f"unreachable: {place}: {reason.strerror or reason}")
+    raise NodeFailure(f"unreachable: {endpoint}: {reason.strerror or reason}")
 
 
 def _proxy(command: str, abort: Abort) -> socket.socket:
     """Return the connection of a ProxyCommand: ssh runs it in a shell, with its input and output as the connection."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    local_end, remote_end = socket.socketpair()
+    with remote_end:
         process = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
+            stdin=remote_end.fileno(),
+            stdout=remote_end.fileno(),
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -279,10 +279,10 @@ def _proxy(command: str, abort: Abort) -> socket.socket:
     def end() -> None:
         kill_group(process)
         process.wait()
-        ours.shutdown(socket.SHUT_RDWR)
+        local_end.shutdown(socket.SHUT_RDWR)
 
     abort.add(end)
-    return ours
+    return local_end
 
 
 def _transport(settings: SshSettings, keys: HostKeys, *args: Any, **kwargs: Any) -> paramiko.Transport:
@@ -331,13 +331,13 @@ def _common(option: str, allowed: tuple[str, ...], offered: Sequence[str]) -> tu
 
 
 def _explain(settings: SshSettings, err: Exception, step: float, took_s: float) -> str:
-    text, place = _text(err), f"{settings.hostname}:{settings.port}"
+    text, endpoint = _text(err), f"{settings.hostname}:{settings.port}"
     silent = "banner" in text.lower() or "no existing session" in text.lower() or isinstance(err, TimeoutError)
     if silent and took_s >= step - 0.5:
-        return f"unreachable: {place} accepts the connection but sends no SSH greeting within {step:.0f} s"
+        return f"unreachable: {endpoint} accepts the connection but sends no SSH greeting within {step:.0f} s"
     if silent:
-        return f"unreachable: {place} accepts the connection and closes it without an SSH greeting"
-    return f"the SSH connection to {place} failed: {text}"
+        return f"unreachable: {endpoint} accepts the connection and closes it without an SSH greeting"
+    return f"the SSH connection to {endpoint} failed: {text}"
 
 
 def _text(err: Exception) -> str:

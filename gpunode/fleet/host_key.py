@@ -111,9 +111,9 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         )
 
     def _changed(self, shown: str) -> str:
-        place = self._keys.trusted[0]
+        key = self._keys.trusted[0]
         return (
-            f"the host key has changed: {shown} is not the one in {place.file} "
-            f"line {place.line}; if the node was reinstalled, remove the old key: "
-            f"ssh-keygen -f {place.file} -R '{self._keys.name}'; otherwise the connection may be intercepted"
+            f"the host key has changed: {shown} is not the one in {key.file} "
+            f"line {key.line}; if the node was reinstalled, remove the old key: "
+            f"ssh-keygen -f {key.file} -R '{self._keys.name}'; otherwise the connection may be intercepted"
         )

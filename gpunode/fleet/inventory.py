@@ -209,13 +209,13 @@ def _fault(path: Path) -> str | None:
 
 def _why(stderr: str) -> str:
     reasons = re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+)", stderr)
-    place = re.search(r"^Origin: (\S+)", stderr, re.MULTILINE)
+    match = re.search(r"^Origin: (\S+)", stderr, re.MULTILINE)
     if not reasons:
         return "no such file, or not a valid inventory"
     texts = dict(reasons)
     # The script and ini plugins try YAML files too; their message is used only if no other plugin has one.
     plugin = next((name for name in ("yaml", "toml", "constructed") if name in texts), reasons[-1][0])
-    return f"{texts[plugin].strip().removeprefix('Failed to parse inventory: ')}" + (f" ({place[1]})" if place else "")
+    return f"{texts[plugin].strip().removeprefix('Failed to parse inventory: ')}" + (f" ({match[1]})" if match else "")
 
 
 def _error(stderr: str) -> str:
@@ -232,7 +232,7 @@ def _hosts(listing: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Ansible adds ``ansible_local`` to every host where facts are not injected: an answer of the node, no variable.
     """
     variables = listing.get("_meta", {}).get("hostvars", {})
-    variables = {host: {k: v for k, v in own.items() if k != "ansible_local"} for host, own in variables.items()}
+    variables = {host: {k: v for k, v in values.items() if k != "ansible_local"} for host, values in variables.items()}
     names = dict.fromkeys(name for group, body in listing.items() if group != "_meta" for name in body.get("hosts", ()))
     return {name: variables.get(name, {}) for name in (*names, *(set(variables) - set(names)))}
 

@@ -18,7 +18,7 @@ from gpunode.yaml_file import load_bounded
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
 HEADER = """\
-# Written by gpunode plan --write: the stack resolved for this {what}. A new plan replaces the whole file;
+# Written by gpunode plan --write: the stack resolved for this {subject}. A new plan replaces the whole file;
 # remove the file to unlock. Put your own variables into another file.
 """
 _UNSAFE = "!unsafe"
@@ -39,9 +39,9 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
     before = {path: path.read_bytes() if path.exists() else None for path in (*files, *outdated)}
     try:
         for path, (owner, stack) in files.items():
-            what = f"group ({owner})" if "group_vars" in path.parts else f"host ({owner})"
+            subject = f"group ({owner})" if "group_vars" in path.parts else f"host ({owner})"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lock_text(stack, what))
+            write_whole(path, lock_text(stack, subject))
         for path in outdated:
             _remove(path)
         _must_be_effective(folder, inventory, stacks)
@@ -179,10 +179,10 @@ def _put_back(path: Path, content: bytes | None) -> None:
         write_whole(path, content.decode("utf-8"))
 
 
-def lock_text(stack: Stack, what: str) -> str:
+def lock_text(stack: Stack, subject: str) -> str:
     """Return the text of a lock file."""
     body: str = yaml.dump(_free_text_marked(lock_document(stack)), Dumper=LockDumper, sort_keys=False, width=110)
-    return HEADER.format(what=what) + "---\n" + body
+    return HEADER.format(subject=subject) + "---\n" + body
 
 
 class _Unsafe(str):

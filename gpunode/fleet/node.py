@@ -120,7 +120,7 @@ class Node:
         sudo: bool,
         limit_s: float,
         missing: str,
-        what: str,
+        label: str,
     ) -> Stream:
         """Start the first program of ``names`` that the node has; the node ends it after ``limit_s``.
 
@@ -135,7 +135,7 @@ class Node:
             ask=self.password is not None,
             limit_s=limit_s,
             missing=missing,
-            what=what,
+            label=label,
             withheld=self.given_password is not None and self.password is None,
         )
         session = self.session(started, deadline)
@@ -148,7 +148,7 @@ class Node:
         self._abort.add(stream.close)
         return stream
 
-    def python(self, *, limit_s: float, arguments: Sequence[str] = ("-I", "-"), what: str = "the probe") -> Program:
+    def python(self, *, limit_s: float, arguments: Sequence[str] = ("-I", "-"), label: str = "the probe") -> Program:
         """Return the command that starts the node's Python, as root if the node is used so; see ``program``."""
         return program(
             self.target.python,
@@ -157,7 +157,7 @@ class Node:
             limit_s=limit_s,
             withheld=self.given_password is not None and self.password is None,
             arguments=arguments,
-            what=what,
+            label=label,
         )
 
     def session(self, program: Program, deadline: float) -> SshSession | LocalSession:

@@ -132,9 +132,9 @@ def _end(root: int, wait_s: float) -> None:
         while time.monotonic() < end and os.path.exists(f"/proc/{root}/exe"):  # noqa: PTH110 - a zombie has none
             time.sleep(0.1)
         os.killpg(root, signal.SIGKILL)
-    for one in doomed:
+    for pid in doomed:
         with suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def _wait(child: "subprocess.Popen[bytes]", received: list[int], wait_s: float) -> int:

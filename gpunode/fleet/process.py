@@ -111,10 +111,10 @@ def run(  # noqa: PLR0913
     return Completed(process.returncode, stdout, stderr)
 
 
-def _output(process: "subprocess.Popen[bytes]", given: bytes, end: float, most_bytes: int) -> tuple[str, str]:
+def _output(process: "subprocess.Popen[bytes]", stdin: bytes, end: float, most_bytes: int) -> tuple[str, str]:
     """Write to a program, and return its stdout and stderr. Raises TimeoutExpired after ``end``, and OverflowError."""
     parts = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
-    rest = memoryview(given)
+    rest = memoryview(stdin)
     with selectors.DefaultSelector() as selector:
         for stream in parts:
             selector.register(stream, selectors.EVENT_READ, stream)

@@ -71,7 +71,7 @@ class Program:
     """There is a password, and this node may not have it."""
     missing: str = "no such program on the node"
     """The message for a missing program."""
-    what: str = "the probe"
+    label: str = "the probe"
     """The program's name in messages."""
 
 
@@ -83,7 +83,7 @@ def program(  # noqa: PLR0913
     limit_s: float,
     withheld: bool = False,
     arguments: Sequence[str] = ("-I", "-"),
-    what: str = "the probe",
+    label: str = "the probe",
 ) -> Program:
     """Return the command that starts Python, by default reading its program from stdin; see ``started_as``."""
     if python is None:
@@ -92,7 +92,7 @@ def program(  # noqa: PLR0913
         missing = f"{python} does not exist on the node: correct ansible_python_interpreter"
     names = (python,) if python else PYTHONS
     return started_as(
-        names, arguments, sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld, what=what
+        names, arguments, sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld, label=label
     )
 
 
@@ -109,7 +109,7 @@ def started_as(  # noqa: PLR0913
     ask: bool,
     limit_s: float,
     missing: str,
-    what: str = "the probe",
+    label: str = "the probe",
     withheld: bool = False,
 ) -> Program:
     """Return the command that starts the first program of ``names`` that the node has.
@@ -140,7 +140,7 @@ def started_as(  # noqa: PLR0913
             "root",
             *command_line,
         ]
-    return Program(shlex.join(command_line), token, sudo, prompt, withheld, missing, what)
+    return Program(shlex.join(command_line), token, sudo, prompt, withheld, missing, label)
 
 
 def converse(  # noqa: PLR0913
@@ -186,7 +186,7 @@ def begin(session: Session, program: Program, password: str | None, deadline: fl
     Raises NodeFailure with one line.
     """
     out, err = bytearray(), bytearray()
-    asked = 0
+    prompts = 0
     prompt, mark = (program.prompt or "").encode(), f"{program.token} ready".encode()
     while not session.ended:
         stdout, stderr = session.read(_left(deadline))
@@ -195,15 +195,15 @@ def begin(session: Session, program: Program, password: str | None, deadline: fl
         if f"{program.token} missing".encode() in out:
             raise MissingProgram(program.missing)
         # sudo-rs adds its own text around it. A program that asks leaves the line open.
-        if prompt and prompt in err.rpartition(b"\n")[2] and err.count(prompt) > asked:
-            asked = err.count(prompt)
-            _answer_prompt(session, password, asked, deadline - time.monotonic())
+        if prompt and prompt in err.rpartition(b"\n")[2] and err.count(prompt) > prompts:
+            prompts = err.count(prompt)
+            _answer_prompt(session, password, prompts, deadline - time.monotonic())
         line = out.find(mark)
         end = out.find(b"\n", line) if line >= 0 else -1
         if end >= 0:
             return out[end + 1 :], err
         if len(out) > MAX_NOISE:
-            raise NodeFailure(f"the login shell prints too much before {program.what} can start: check its profile")
+            raise NodeFailure(f"the login shell prints too much before {program.label} can start: check its profile")
         if len(err) > MAX_STDERR:
             raise NodeFailure(f"the node sent more than {MAX_STDERR >> 20} MiB")
     text = err.decode(errors="replace")
@@ -217,10 +217,10 @@ def _left(deadline: float) -> float:
     return min(left, 5.0)
 
 
-def _answer_prompt(session: Session, password: str | None, asked: int, left: float) -> None:
+def _answer_prompt(session: Session, password: str | None, prompts: int, left: float) -> None:
     if password is None:
         raise NodeFailure("sudo requires a password: use -K, or set ansible_become_password")
-    if asked > 1:
+    if prompts > 1:
         raise NodeFailure("sudo does not accept the password")
     with suppress(OSError):
         session.write(password.encode() + b"\n", left)
@@ -233,11 +233,13 @@ def _without(program: Program, text: str) -> str:
 def _result(status: int | None, out: bytes, err: str, program: Program) -> bytes:
     last = last_line(_without(program, err))
     if status is None or status < 0:
-        raise NodeFailure(f"the connection was lost while {program.what} ran")
+        raise NodeFailure(f"the connection was lost while {program.label} ran")
     if status in (124, 137):
-        raise NodeFailure(f"{program.what} did not end within the time limit and was stopped on the node (--timeout S)")
+        raise NodeFailure(
+            f"{program.label} did not end within the time limit and was stopped on the node (--timeout S)"
+        )
     if status != 0:
-        raise NodeFailure(f"{program.what} ended with exit code {status}{f': {last}' if last else ''}")
+        raise NodeFailure(f"{program.label} ended with exit code {status}{f': {last}' if last else ''}")
     return out
 
 
@@ -260,8 +262,8 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
         if status == 127 or "sudo: not found" in text or "sudo: command not found" in text:
             return "sudo is not installed on the node: log in as root, or set ansible_become: false"
     if status is None or status < 0:
-        return f"the connection was lost before {program.what} could start"
-    return f"{program.what} could not start, exit code {status}{f': {last}' if last else ''}"
+        return f"the connection was lost before {program.label} could start"
+    return f"{program.label} could not start, exit code {status}{f': {last}' if last else ''}"
 
 
 def _double_quoted(text: str) -> str:
@@ -283,7 +285,7 @@ class LocalSession:
         )
         self._stdin: IO[bytes] = cast("IO[bytes]", self._process.stdin)
         outputs = (self._process.stdout, self._process.stderr)
-        self._streams = {stream.fileno(): place for place, stream in enumerate(outputs) if stream is not None}
+        self._streams = {stream.fileno(): index for index, stream in enumerate(outputs) if stream is not None}
         self._selector = selectors.DefaultSelector()
         for number in self._streams:
             self._selector.register(number, selectors.EVENT_READ)

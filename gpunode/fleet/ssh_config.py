@@ -118,41 +118,41 @@ def _resolve(alias: str, options: Options, host: str, jumps_left: int) -> SshSet
     answer = _ask(alias, options, host)
     _refuse_what_is_not_honoured(host, answer, options)
 
-    def one(key: str, default: str = "") -> str:
+    def setting(key: str, default: str = "") -> str:
         return answer.get(key, [default])[-1]
 
-    port, user = int(one("port", "22")), one("user")
-    hostname = one("hostname", alias)
+    port, user = int(setting("port", "22")), setting("user")
+    hostname = setting("hostname", alias)
     tokens = _tokens(alias, hostname, port, user)
-    jump, command = one("proxyjump"), one("proxycommand")
-    agent = one("identityagent")
-    timeout = one("connecttimeout", "none")
-    files = [*shlex.split(one("userknownhostsfile")), *shlex.split(one("globalknownhostsfile"))]
-    alias_for_key = one("hostkeyalias")
-    preferred = one("preferredauthentications")
+    jump, command = setting("proxyjump"), setting("proxycommand")
+    agent = setting("identityagent")
+    timeout = setting("connecttimeout", "none")
+    files = [*shlex.split(setting("userknownhostsfile")), *shlex.split(setting("globalknownhostsfile"))]
+    alias_for_key = setting("hostkeyalias")
+    preferred = setting("preferredauthentications")
     return SshSettings(
         alias=alias,
         hostname=hostname,
         port=port,
         user=user,
         identity_files=tuple(_path(host, name, tokens) for name in answer.get("identityfile", [])),
-        identities_only=_yes(one("identitiesonly")),
+        identities_only=_yes(setting("identitiesonly")),
         identity_agent=_agent(host, agent, tokens),
         known_hosts_files=tuple(_path(host, name, tokens) for name in files if name != "none"),
-        strict_host_key_checking=_strictness(one("stricthostkeychecking", "ask")),
+        strict_host_key_checking=_strictness(setting("stricthostkeychecking", "ask")),
         host_key_alias=alias_for_key if alias_for_key not in ("", "none") else None,
-        check_host_ip=_yes(one("checkhostip")),
-        least_rsa_bits=int(size) if (size := one("requiredrsasize")).isdigit() else 1024,
+        check_host_ip=_yes(setting("checkhostip")),
+        least_rsa_bits=int(size) if (size := setting("requiredrsasize")).isdigit() else 1024,
         connect_timeout_s=float(timeout) if timeout.isdigit() and int(timeout) > 0 else None,
-        address_family=one("addressfamily", "any"),
-        password_allowed=_yes(one("passwordauthentication", "yes")) and (not preferred or "password" in preferred),
-        public_key_allowed=_yes(one("pubkeyauthentication", "yes")) and (not preferred or "publickey" in preferred),
+        address_family=setting("addressfamily", "any"),
+        password_allowed=_yes(setting("passwordauthentication", "yes")) and (not preferred or "password" in preferred),
+        public_key_allowed=_yes(setting("pubkeyauthentication", "yes")) and (not preferred or "publickey" in preferred),
         proxy_command=_expand(host, command, tokens) if command not in ("", "none") and not jump else None,
         jumps=_jumps(host, jump, options, jumps_left) if jump not in ("", "none") else (),
         algorithms=tuple(
-            (key, _algorithms(key, one(key)))
+            (key, _algorithms(key, setting(key)))
             for key in ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
-            if one(key)
+            if setting(key)
         ),
     )
 
@@ -191,9 +191,9 @@ def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
 
 def _place(options: Options, *arguments: str) -> str:
     """Return the variable that contains one of ``arguments``."""
-    for place, given in options:
-        if any(argument and argument.lower() in " ".join(given).lower() for argument in arguments):
-            return place
+    for variable, words in options:
+        if any(argument and argument.lower() in " ".join(words).lower() for argument in arguments):
+            return variable
     return "the SSH configuration (~/.ssh/config, /etc/ssh/ssh_config)"
 
 

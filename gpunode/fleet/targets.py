@@ -204,8 +204,8 @@ class _Reader:
         if timeout is not None:
             options.append((values.place("timeout"), ["-o", f"ConnectTimeout={timeout}"]))
         options += [(values.place(name), values.arguments(name)) for name in ("ssh_common_args", "ssh_extra_args")]
-        given = [(place, arguments) for place, arguments in options if arguments]
-        return resolve(values.text("host") or values.host, given, values.host)
+        requested = [(origin, arguments) for origin, arguments in options if arguments]
+        return resolve(values.text("host") or values.host, requested, values.host)
 
 
 class _Values:
@@ -229,20 +229,20 @@ class _Values:
 
     def refusal(self, meaning: str, why: str) -> UsageError:
         """Return the error for a value that cannot be honoured; a secret's value is omitted."""
-        place, value = self._find(meaning)
+        origin, value = self._find(meaning)
         shown = "" if meaning in _SECRET else f" = {value!r}"
-        return UsageError(f"host {self.host}: gpunode does not support {place}{shown}: {why}")
+        return UsageError(f"host {self.host}: gpunode does not support {origin}{shown}: {why}")
 
     def text(self, meaning: str) -> str | None:
         """Return the value as text; None if it is not set or empty."""
-        place, value = self._find(meaning)
+        origin, value = self._find(meaning)
         if value is None or value == "":
             return None
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UsageError(f"host {self.host}: {place} must be plain text, not {type(value).__name__}")
+            raise UsageError(f"host {self.host}: {origin} must be plain text, not {type(value).__name__}")
         text = str(value)
         if "\n" in text and meaning not in _SECRET:
-            raise UsageError(f"host {self.host}: {place} must be one line")
+            raise UsageError(f"host {self.host}: {origin} must be one line")
         return text
 
     def arguments(self, meaning: str) -> list[str]:
@@ -255,7 +255,7 @@ class _Values:
 
     def flag(self, meaning: str, *, default: bool) -> bool:
         """Return the value as Ansible reads a boolean."""
-        place, value = self._find(meaning)
+        origin, value = self._find(meaning)
         if value is None or value == "":
             return default
         if isinstance(value, bool):
@@ -265,7 +265,7 @@ class _Values:
             return True
         if text in ("no", "false", "off", "0", "n", "f", "0.0"):
             return False
-        raise UsageError(f"host {self.host}: {place} must be true or false, not {value!r}")
+        raise UsageError(f"host {self.host}: {origin} must be true or false, not {value!r}")
 
     def refuse_others(self) -> None:
         """Raise UsageError for the first setting that this program would otherwise have to ignore."""

@@ -111,7 +111,7 @@ class Watch:
         connected = turn.login()
         text = node_program()
         arguments = ("-I", "-c", _LOADER, str(len(text)), str(self._model.interval_s), *GPU_FIELDS)
-        program = connected.python(limit_s=LIMIT_S, arguments=arguments, what=WHAT)
+        program = connected.python(limit_s=LIMIT_S, arguments=arguments, label=WHAT)
         session = connected.session(program, turn.ends)
         first, _ = begin(session, program, connected.password, turn.ends)
         session.write(text, max(0.1, turn.ends - time.monotonic()))

@@ -224,7 +224,7 @@ class NodeTransport:
     ) -> ProgramStream:
         limit_s = max(1.0, self._deadline - time.monotonic())
         try:
-            return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), what=what)
+            return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), label=what)
         except MissingProgram:
             raise missing from None
         except NodeFailure as err:

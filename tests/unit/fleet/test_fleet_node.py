@@ -27,7 +27,7 @@ def node() -> Iterator[Node]:
 
 def stream_of(node: Node, *argv: str, limit_s: float = 20) -> Stream:
     name, *arguments = argv
-    return node.stream((name,), arguments, sudo=False, limit_s=limit_s, missing="no such thing: install it", what="it")
+    return node.stream((name,), arguments, sudo=False, limit_s=limit_s, missing="no such thing: install it", label="it")
 
 
 def read_all(sock: socket.socket) -> bytes:
