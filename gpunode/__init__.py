@@ -13,8 +13,8 @@ def __getattr__(name: str) -> Any:
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 (see above)
 
     try:
-        found = version("gpunode")
+        number = version("gpunode")
     except PackageNotFoundError:  # a zipapp or a bare checkout has no metadata
-        found = "0+unknown"
-    globals()[name] = found
-    return found
+        number = "0+unknown"
+    globals()[name] = number
+    return number

@@ -43,9 +43,9 @@ def ansible_environment() -> dict[str, str]:
     env = dict(os.environ)
     if not env.get("ANSIBLE_CONFIG") and not Path("ansible.cfg").is_file():
         env["ANSIBLE_CONFIG"] = str(root / "ansible.cfg")
-    ours = root.parents[2] if root == _INSTALLED else root / "collections"
-    theirs = env.get("ANSIBLE_COLLECTIONS_PATH") or "~/.ansible/collections:/usr/share/ansible/collections"
-    env["ANSIBLE_COLLECTIONS_PATH"] = f"{ours}{os.pathsep}{theirs}"
+    shipped = root.parents[2] if root == _INSTALLED else root / "collections"
+    configured = env.get("ANSIBLE_COLLECTIONS_PATH") or "~/.ansible/collections:/usr/share/ansible/collections"
+    env["ANSIBLE_COLLECTIONS_PATH"] = f"{shipped}{os.pathsep}{configured}"
     return env
 
 

@@ -60,14 +60,14 @@ class Workers:
         """Maximum number of children."""
         self._slots = threading.Semaphore(self.most)
         self._idle: list[socket.socket] = []
-        self._control, theirs = socket.socketpair()
+        self._control, remote_end = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             self._control.close()
-            _stand_by(theirs, work, self.limits)
-        theirs.close()
+            _stand_by(remote_end, work, self.limits)
+        remote_end.close()
 
     def __call__(self, *arguments: Any) -> bytes:
         """Return the result of ``work``, called in a child; see the class."""
@@ -89,13 +89,13 @@ class Workers:
     def _another(self) -> socket.socket:
         """Return a new child. Raises Exceeded: also for each later answer if the process that forks was killed."""
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                ours.settimeout(self.limits.wall_s + 10)
-                socket.send_fds(self._control, [_WORK], [theirs.fileno()])
+            local_end, remote_end = socket.socketpair()
+            with remote_end:
+                local_end.settimeout(self.limits.wall_s + 10)
+                socket.send_fds(self._control, [_WORK], [remote_end.fileno()])
         except OSError as err:
             raise _failed(err) from None
-        return ours
+        return local_end
 
     def _ask(self, child: socket.socket, request: bytes) -> tuple[bytes, int, bytes]:
         with suppress(BrokenPipeError, ConnectionResetError):

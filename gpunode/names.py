@@ -49,9 +49,9 @@ def fold(names: Iterable[str]) -> str:
     """
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 (slow to load)
 
-    given = sorted(set(names))
-    plain = [name for name in given if not _SPECIAL.search(name)]
-    others = [name for name in given if _SPECIAL.search(name)]
+    ordered = sorted(set(names))
+    plain = [name for name in ordered if not _SPECIAL.search(name)]
+    others = [name for name in ordered if _SPECIAL.search(name)]
     many = {name for name in plain if len(re.findall(r"\d+", name)) > _MOST_AXES}
     groups: dict[str, list[str]] = {}
     for name in plain:

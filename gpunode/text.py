@@ -92,9 +92,9 @@ def suggestion(name: str, known: Iterable[str], most: int = 1, likeness: float =
     return did_you_mean(nearest(name, names, most, likeness)) or f"known: {', '.join(names)}"
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names if none is similar."""
-    return f"unknown {what} {name or '(empty)'}: {suggestion(name, known, most=3)}"
+    return f"unknown {kind} {name or '(empty)'}: {suggestion(name, known, most=3)}"
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
@@ -105,10 +105,10 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
 def moment(text: str | None) -> datetime | None:
     """Return the time of a log line (``2026-11-20T09:00:00+0000``), UTC without a zone; None for another format."""
     try:
-        found = datetime.fromisoformat(text or "")
+        time = datetime.fromisoformat(text or "")
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def now() -> str:
@@ -116,7 +116,7 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds_between(one: str | None, other: str | None) -> float | None:
+def seconds_between(start: str | None, end: str | None) -> float | None:
     """Return the seconds from one log line's time to another's; None if either has another format."""
-    first, second = moment(one), moment(other)
+    first, second = moment(start), moment(end)
     return (second - first).total_seconds() if first and second else None

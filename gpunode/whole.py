@@ -44,18 +44,18 @@ def refuse_foreign(path: Path) -> None:
     """Raise FileRefusedError if another user could redirect what root writes to a path. Raises OSError."""
     trusted = trusted_users()
     if trusted is not None:
-        with file_access.opened(str(path), trusted=trusted) as place:
-            _refuse_foreign(place, trusted)
+        with file_access.opened(str(path), trusted=trusted) as location:
+            _refuse_foreign(location, trusted)
 
 
-def _refuse_foreign(place: OpenPath, trusted: frozenset[int] | None) -> None:
-    found = place.found
-    if place.folder < 0 or trusted is None:
+def _refuse_foreign(location: OpenPath, trusted: frozenset[int] | None) -> None:
+    inode = location.found
+    if location.folder < 0 or trusted is None:
         return
-    if found is None or stat.S_ISREG(found.st_mode):
-        file_access.refuse_foreign_place(place, 0, trusted)
-    elif found.st_uid not in trusted:
-        raise FileRefusedError(f"{place.path} is {file_access.kind(found)} of another user (uid {found.st_uid})")
+    if inode is None or stat.S_ISREG(inode.st_mode):
+        file_access.refuse_foreign_place(location, 0, trusted)
+    elif inode.st_uid not in trusted:
+        raise FileRefusedError(f"{location.path} is {file_access.kind(inode)} of another user (uid {inode.st_uid})")
 
 
 def read_bounded(path: Path, most: int) -> bytes:
@@ -76,14 +76,14 @@ def read_bounded(path: Path, most: int) -> bytes:
 def make_private_folder(path: Path) -> None:
     """Create a folder and those above it, only for their owner; an existing one keeps its mode. Raises OSError."""
     trusted = trusted_users()
-    with file_access.opened(str(path), trusted=trusted, make=0o700) as place:
-        if place.found is None:
-            file_access.refuse_foreign_folder(place, 0, trusted)
-            os.mkdir(place.name, 0o700, dir_fd=place.folder)
-        elif not stat.S_ISDIR(place.found.st_mode):
-            raise FileRefusedError(f"{path} is {file_access.kind(place.found)}, not a directory")
-        elif trusted is not None and place.found.st_uid not in trusted:
-            user = place.found.st_uid
+    with file_access.opened(str(path), trusted=trusted, make=0o700) as location:
+        if location.found is None:
+            file_access.refuse_foreign_folder(location, 0, trusted)
+            os.mkdir(location.name, 0o700, dir_fd=location.folder)
+        elif not stat.S_ISDIR(location.found.st_mode):
+            raise FileRefusedError(f"{path} is {file_access.kind(location.found)}, not a directory")
+        elif trusted is not None and location.found.st_uid not in trusted:
+            user = location.found.st_uid
             raise FileRefusedError(f"{path} belongs to another user (uid {user}): root does not write there")
 
 
@@ -96,19 +96,19 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     folder stays open: what is exchanged meanwhile changes nothing. Raises OSError.
     """
     trusted = trusted_users()
-    with file_access.opened(str(path), trusted=trusted, follow=not private) as place:
-        _refuse_foreign(place, trusted)
-        found = place.found
-        if found is not None and not (stat.S_ISREG(found.st_mode) and place.folder >= 0):
+    with file_access.opened(str(path), trusted=trusted, follow=not private) as location:
+        _refuse_foreign(location, trusted)
+        inode = location.found
+        if inode is not None and not (stat.S_ISREG(inode.st_mode) and location.folder >= 0):
             if private:
-                raise FileRefusedError(f"{path} is {file_access.kind(found)}; expected a regular file")
+                raise FileRefusedError(f"{path} is {file_access.kind(inode)}; expected a regular file")
             # The very pipe or device that was looked at.
-            with Path(f"/proc/self/fd/{place.number}").open("wb") as stream:
+            with Path(f"/proc/self/fd/{location.number}").open("wb") as stream:
                 yield stream
             return
-        with file_access.draft(place, 0o600 if private else 0o666) as number:
-            if found is not None:
-                _like(found, number)
+        with file_access.draft(location, 0o600 if private else 0o666) as number:
+            if inode is not None:
+                _like(inode, number)
             if private:
                 os.fchmod(number, 0o600)
             with os.fdopen(os.dup(number), "wb") as stream:

@@ -127,13 +127,13 @@ def _each_key_once(written: yaml.Node | None, where: str, seen: set[int]) -> Non
 def first_error(err: ValidationError) -> str:
     """Return a model's error on its input, as one line: location, error, value found."""
     first = err.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
-        return f"{place}: missing"[:400]
+        return f"{field}: missing"[:400]
     if first["type"] == "value_error":
         # From a validator of ours; its message contains the value found.
-        return f"{place}: {first['ctx']['error']}"[:400]
-    return f"{place}: {first['msg'].replace('a valid dictionary', 'KEY: VALUE lines')}, found {shown(first['input'])}"[
+        return f"{field}: {first['ctx']['error']}"[:400]
+    return f"{field}: {first['msg'].replace('a valid dictionary', 'KEY: VALUE lines')}, found {shown(first['input'])}"[
         :400
     ]
 

@@ -76,10 +76,10 @@ def unpacked(whole: zipfile.ZipFile, build: str) -> Path:
 def is_ours(folder: Path) -> bool:
     """Return whether the folder exists and no other user could have written to it."""
     try:
-        found = folder.lstat()
+        inode = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(inode.st_mode) and inode.st_uid == os.geteuid() and not inode.st_mode & 0o022
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ def _preview(scrubber: Scrubber, documents: Sequence[Document], members: Mapping
 def _changed_verdicts(before: Sequence[Document], after: Sequence[Document]) -> list[str]:
     """Return the findings that a node has only before or only after, without components that were renamed."""
     lines = []
-    for number, (original, other) in enumerate(zip(_verdicts(before), _verdicts(after), strict=True), start=1):
-        for check, status in sorted(original ^ other):
+    for number, (original, scrubbed) in enumerate(zip(_verdicts(before), _verdicts(after), strict=True), start=1):
+        for check, status in sorted(original ^ scrubbed):
             lines.append(f"node-{number}: {check} {status}")
     return lines
 

@@ -265,8 +265,8 @@ def compare_command(*, before: str, after: str, form: str, output: Path | None) 
     """
     if output is not None:
         must_not_be_redirected(output, "--output")
-    earlier, other = side_of(before), side_of(after)
-    comparison = compare_runs(earlier.nodes, other.nodes, (earlier.origin, other.origin))
+    earlier, later = side_of(before), side_of(after)
+    comparison = compare_runs(earlier.nodes, later.nodes, (earlier.origin, later.origin))
     if form == "json":
         text = printable_json(comparison.to_json())
     else:

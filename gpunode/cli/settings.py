@@ -207,10 +207,10 @@ def _read(path: Path) -> SettingsFile | None:
     UsageError if it cannot be read.
     """
     try:
-        status = path.stat()
+        inode = path.stat()
     except OSError:
         return None
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(inode.st_mode):
         return None
     try:
         with path.open("rb") as stream:
@@ -228,12 +228,12 @@ def _read(path: Path) -> SettingsFile | None:
         raise UsageError(f"{path}: not valid TOML: {err}") from None
     if path.name == PROJECT:
         table = table.get("tool", {}).get("gpunode", {})
-    return SettingsFile(path, table) if table and _is_ours(path, status) else None
+    return SettingsFile(path, table) if table and _is_ours(path, inode) else None
 
 
-def _is_ours(path: Path, status: os.stat_result) -> bool:
+def _is_ours(path: Path, inode: os.stat_result) -> bool:
     trusted = trusted_users() or {0, os.geteuid()}
-    for each, name in ((status, path), (path.parent.stat(), path.parent)):
+    for each, name in ((inode, path), (path.parent.stat(), path.parent)):
         if each.st_uid not in trusted or each.st_mode & 0o002:
             click.echo(printable(f"gpunode: {path} is not read: another user may write {name}"), err=True)
             return False
