@@ -46,8 +46,8 @@ def test_json_is_one_document_of_its_schema(bundle: str, capsys: pytest.CaptureF
     jsonschema.validate(answer, json.loads(schema_of("env")), cls=jsonschema.Draft202012Validator)
     (node,) = answer["nodes"]
     assert node["simulated"] is True
-    assert {one["name"] for one in node["environment"]} >= {"NCCL_DEBUG", "CUDA_DEVICE_ORDER"}
-    assert all(one["reason"] for one in node["left_alone"])
+    assert {setting["name"] for setting in node["environment"]} >= {"NCCL_DEBUG", "CUDA_DEVICE_ORDER"}
+    assert all(skipped["reason"] for skipped in node["left_alone"])
 
 
 def test_text_contains_each_reason(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,11 +69,11 @@ def test_nothing_of_a_site_leaves_and_the_hashes_fit(
     assert answer.out == f"{sha256(out.read_bytes()).hexdigest()}  {out}\n"
     for kind in ("serial", "uuid", "mac", "address", "user", "mail", "host", "key", "login", "word"):
         assert f"{kind} " in answer.err
-    found = members(out)
-    manifest = json.loads(found.pop("MANIFEST.json"))
-    assert manifest["files"] == {name: sha256(text.encode()).hexdigest() for name, text in found.items()}
-    assert set(found) == {f"bundles/node-{number}.json" for number in (1, 2, 3)}
-    for text in found.values():
+    contents = members(out)
+    manifest = json.loads(contents.pop("MANIFEST.json"))
+    assert manifest["files"] == {name: sha256(text.encode()).hexdigest() for name, text in contents.items()}
+    assert set(contents) == {f"bundles/node-{number}.json" for number in (1, 2, 3)}
+    for text in contents.values():
         assert "gpunode.bundle/1" in text
         for secret in (*SECRETS.values(), "gpu-07", "rack3", "acme", "asmith", "hunter2"):
             assert secret not in text
@@ -85,7 +85,7 @@ def test_nothing_of_a_site_leaves_and_the_hashes_fit(
         "127.0.0.1",
         "http://deb.debian.org/debian",
     ):
-        assert kept in found["bundles/node-1.json"]
+        assert kept in contents["bundles/node-1.json"]
     assert out.stat().st_mode & 0o777 == 0o600
 
 
@@ -117,14 +117,14 @@ def test_without_an_output_nothing_is_written(saved: Path, capsys: pytest.Captur
 
 def test_equal_values_stay_equal_and_networks_stay_networks() -> None:
     scrubber = Scrubber(["gpu-01"])
-    one, two, far = (scrubber.text(f"x {address} y").split()[1] for address in ("10.1.2.3", "10.1.2.4", "10.9.2.4"))
-    assert scrubber.text("10.1.2.3") == one
-    assert len({one, two, far, "10.1.2.3"}) == 4
-    assert ipaddress.ip_address(two) in ipaddress.ip_network(f"{one}/24", strict=False)
-    assert ipaddress.ip_address(far) not in ipaddress.ip_network(f"{one}/24", strict=False)
-    assert one.startswith("10.")
+    first, two, far = (scrubber.text(f"x {address} y").split()[1] for address in ("10.1.2.3", "10.1.2.4", "10.9.2.4"))
+    assert scrubber.text("10.1.2.3") == first
+    assert len({first, two, far, "10.1.2.3"}) == 4
+    assert ipaddress.ip_address(two) in ipaddress.ip_network(f"{first}/24", strict=False)
+    assert ipaddress.ip_address(far) not in ipaddress.ip_network(f"{first}/24", strict=False)
+    assert first.startswith("10.")
     mapped = scrubber.text("0000:0000:0000:0000:0000:ffff:0a01:0203")
-    assert ipaddress.IPv6Address(mapped).ipv4_mapped == ipaddress.ip_address(one)
+    assert ipaddress.IPv6Address(mapped).ipv4_mapped == ipaddress.ip_address(first)
 
 
 def test_each_archive_has_names_of_its_own() -> None:

@@ -55,10 +55,10 @@ def test_every_row_has_a_text() -> None:
 
 @pytest.mark.parametrize("row", PRINTED)
 def test_a_printed_text_has_one_row_with_checks_and_sources(row: str) -> None:
-    (found,) = explanations(PRINTED[row])
-    assert found.title.endswith(f": {row}")
-    assert set(found.checks) <= {check.id for check in registry}
-    assert all(source.startswith("https://") for source in found.sources)
+    (explanation,) = explanations(PRINTED[row])
+    assert explanation.title.endswith(f": {row}")
+    assert set(explanation.checks) <= {check.id for check in registry}
+    assert all(source.startswith("https://") for source in explanation.sources)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_printed_text_has_one_row_with_checks_and_sources(row: str) -> None:
 )
 def test_xids_are_read_from_a_text(text: str, numbers: list[str]) -> None:
     assert XID.findall(text) == numbers
-    assert [one.title.split()[1] for one in explanations(text)] == numbers
+    assert [explanation.title.split()[1] for explanation in explanations(text)] == numbers
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_the_cuda_of_the_driver_is_compared_as_a_version(cuda: str | None, words
 
 
 def test_a_text_of_a_container_engine_has_the_cause_of_the_workload() -> None:
-    (found,) = explanations("OCI runtime create failed: unresolvable CDI devices nvidia.com/gpu=all")
-    assert "nvidia.com/gpu=all" in found.means
+    (explanation,) = explanations("OCI runtime create failed: unresolvable CDI devices nvidia.com/gpu=all")
+    assert "nvidia.com/gpu=all" in explanation.means
 
 
 def test_the_cause_of_a_refused_image_is_a_sentence() -> None:
-    (found,) = explanations("requirement error: unsatisfied condition: cuda>=12.4, please update your driver")
-    assert found.means == "the image requires a driver with CUDA 12.4 or later"
+    (explanation,) = explanations("requirement error: unsatisfied condition: cuda>=12.4, please update your driver")
+    assert explanation.means == "the image requires a driver with CUDA 12.4 or later"
 
 
 def test_a_node_without_a_finding_has_a_line_that_reports_it() -> None:

@@ -24,22 +24,22 @@ CONTROL = [chr(n) for n in (*range(9), 11, 12, *range(14, 32), *range(0x7F, 0xA0
 
 
 @ROOT
-@pytest.mark.parametrize("what", ["--save", "--output"])
+@pytest.mark.parametrize("option", ["--save", "--output"])
 def test_root_writes_into_no_folder_of_another_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    os.chown(theirs, 1234, 1234)
+    foreign = tmp_path / "theirs"
+    foreign.mkdir()
+    os.chown(foreign, 1234, 1234)
     bundle = tmp_path / "b.json"
     bundle.write_text(json.dumps(without_gpu()))
-    words = ["validate", "--replay", str(bundle), "--format", "json", "--output", str(theirs / "r.json")]
-    assert run(words if what == "--output" else ["collect", "h", "--save", str(theirs / "new")]) == 2
-    assert f"{theirs} belongs to another user (1234, uid 1234)" in capsys.readouterr().err
-    assert list(theirs.iterdir()) == []
+    words = ["validate", "--replay", str(bundle), "--format", "json", "--output", str(foreign / "r.json")]
+    assert run(words if option == "--output" else ["collect", "h", "--save", str(foreign / "new")]) == 2
+    assert f"{foreign} belongs to another user (1234, uid 1234)" in capsys.readouterr().err
+    assert list(foreign.iterdir()) == []
     monkeypatch.setenv("SUDO_UID", "1234")
-    assert folder_for_bundles(theirs) == theirs, "who called sudo is not another user"
+    assert folder_for_bundles(foreign) == foreign, "who called sudo is not another user"
 
 
 @ROOT

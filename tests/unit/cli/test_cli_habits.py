@@ -185,8 +185,8 @@ def test_json_is_expected_on_stdout_only_where_it_is_named() -> None:
 
 
 def completed(words: list[str], incomplete: str) -> list[str]:
-    found = ShellComplete(root, {}, "gpunode", "_GPUNODE_COMPLETE").get_completions(words, incomplete)
-    return [item.value for item in found]
+    completions = ShellComplete(root, {}, "gpunode", "_GPUNODE_COMPLETE").get_completions(words, incomplete)
+    return [item.value for item in completions]
 
 
 def test_verbs_options_and_checks_are_completed() -> None:

@@ -84,7 +84,7 @@ def test_nothing_runs_and_nothing_steers(
         assert run(["env", "--replay", str(bundle), "--multi-node", "--format", form]) == 0
         captured.append(capfd.readouterr())
         printed[form] = captured[-1].out
-    output = "".join(one.out + one.err for one in captured)
+    output = "".join(capture.out + capture.err for capture in captured)
     assert "Traceback" not in output
     assert [char for char in CONTROL if char in output] == []
     inert(printed, marker)
@@ -113,8 +113,8 @@ def inert(printed: dict[str, str], marker: Path) -> None:
 
 def renamed(document: dict[str, Any], folder: str, name: str) -> dict[str, Any]:
     """The node with another name for the first entry of a folder of sysfs."""
-    own = next(path for path in sorted(document["files"]) if path.startswith(folder) and path != folder)
-    old = own.removeprefix(folder).split("/")[0]
+    path = next(path for path in sorted(document["files"]) if path.startswith(folder) and path != folder)
+    old = path.removeprefix(folder).split("/")[0]
     files = {
         path.replace(f"{folder}{old}/", f"{folder}{name}/"): text.replace(old, name) if path == folder else text
         for path, text in document["files"].items()
@@ -157,16 +157,16 @@ STEERING = "\x1b]0;owned\x07\x1b[2J\x1b[38;5;77m\x1b[9;9H\x9b2J\x1bc"
 
 def on_a_terminal(words: list[str], folder: Path) -> str:
     """What gpunode writes on a terminal."""
-    terminal, theirs = os.openpty()
+    terminal, remote_end = os.openpty()
 
     def connect() -> None:
-        os.login_tty(theirs)
+        os.login_tty(remote_end)
         os.chdir(folder)
         os.environ.update({"TERM": "xterm-256color", "COLUMNS": "200"})
         os.environ.pop("NO_COLOR", None)
 
     pid = forked.fork(words, connect)
-    os.close(theirs)
+    os.close(remote_end)
     parts, end = [], time.monotonic() + 90
     with suppress(OSError):  # EIO: the other side has ended
         while time.monotonic() < end and (part := _read(terminal)) != b"":

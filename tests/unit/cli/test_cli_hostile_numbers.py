@@ -71,8 +71,8 @@ def hostile(seed: int) -> Iterator[bytes]:
     places, number = range(len(marked(which).numbers)), NUMBERS[seed % len(NUMBERS)]
     records = places[marked(which).before_records :]
     for chosen, share in ((records, 1.0), (records, 0.1), (places, 0.01), (places, 0.001)):
-        yield with_numbers(which, {place: number for place in chosen if source.random() < share})
-    yield with_numbers(which, {place: source.choice(NUMBERS) for place in records if source.random() < 0.1})
+        yield with_numbers(which, {position: number for position in chosen if source.random() < share})
+    yield with_numbers(which, {position: source.choice(NUMBERS) for position in records if source.random() < 0.1})
     document = json.loads(with_numbers(which, {}))
     share = source.choice((1.0, 0.1, 0.01))
 

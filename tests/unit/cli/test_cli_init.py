@@ -156,6 +156,6 @@ def test_a_scenario_is_written_and_its_files_lead_to_the_collection(tmp_path: Pa
     for name in playbooks.values():
         for play in yaml.safe_load((site / "molecule/default" / name).read_text()):
             named.add(play.get("ansible.builtin.import_playbook"))
-    own = {name.removeprefix("gpunode.node.") for name in named if name}
-    assert own == {"site", "molecule_create", "molecule_destroy"}
-    assert all((collection_root() / "playbooks" / f"{name}.yml").is_file() for name in own)
+    imported = {name.removeprefix("gpunode.node.") for name in named if name}
+    assert imported == {"site", "molecule_create", "molecule_destroy"}
+    assert all((collection_root() / "playbooks" / f"{name}.yml").is_file() for name in imported)

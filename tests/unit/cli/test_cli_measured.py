@@ -37,7 +37,7 @@ def judged(capsys: Capture, bundle: Path, *arguments: str | Path) -> dict[str, A
 
 
 def of(report: dict[str, Any], check: str) -> list[dict[str, Any]]:
-    return [one for one in report["nodes"][0]["findings"] if one["check"] == check]
+    return [finding for finding in report["nodes"][0]["findings"] if finding["check"] == check]
 
 
 def refused(capsys: Capture, *arguments: str | Path) -> str:
@@ -93,7 +93,9 @@ def test_a_site_file_with_wrong_figures_is_refused(
 def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier.json"
     earlier.write_text(json.dumps(judged(capsys, bundle)))
-    assert {one["status"] for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")} == {"pass"}
+    assert {finding["status"] for finding in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")} == {
+        "pass"
+    }
     document = hgx_measured()
     for record in document["results"]:
         if record["record"] == "gemm.fp64" and record["component"] == "cuda:2":
@@ -101,15 +103,18 @@ def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path,
         if record["record"] == "gemm.fp64" and record["component"] == "cuda:3":
             record["values"]["tflops"] *= 0.94
     bundle.write_text(json.dumps(document))
-    found = {one["component"]: one for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
-             if one["figure"]["metric"] == "gemm_fp64"}  # fmt: skip
-    assert {name: one["status"] for name, one in found.items()} == {
+    by_gpu = {
+        finding["component"]: finding
+        for finding in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
+        if finding["figure"]["metric"] == "gemm_fp64"
+    }
+    assert {name: finding["status"] for name, finding in by_gpu.items()} == {
         **{f"gpu{number}": "pass" for number in range(8)},
         "gpu2": "fail",
         "gpu3": "warn",
     }
-    assert found["gpu2"]["source"].startswith("baseline earlier.json of ")
-    assert found["gpu2"]["measured"] / found["gpu2"]["figure"]["baseline"] == pytest.approx(0.88, abs=1e-3)
+    assert by_gpu["gpu2"]["source"].startswith("baseline earlier.json of ")
+    assert by_gpu["gpu2"]["measured"] / by_gpu["gpu2"]["figure"]["baseline"] == pytest.approx(0.88, abs=1e-3)
     run(["validate", "--replay", str(bundle), "--baseline", str(earlier), "--format", "html"])
     page = capsys.readouterr().out
     assert page.count('<th scope="col">Baseline</th>') == 1
@@ -125,7 +130,7 @@ def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path,
     assert "earlier.json" in line
     assert json.loads(bundle.read_text())["host"] in line
     assert "fail" not in {
-        one["status"] for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
+        finding["status"] for finding in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
     }
 
 
@@ -157,34 +162,40 @@ def test_a_figure_of_another_message_size_is_not_a_baseline(capsys: Capture, bun
         if record["record"] == "nccl.all-gather":
             record["values"]["rows"][2] |= {"busbw_gb_per_s": 320.0}
     bundle.write_text(json.dumps(document))
-    found = {
-        one["figure"]["metric"]: (one["status"], one["figure"]["message_bytes"])
-        for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.collectives")
+    figures = {
+        finding["figure"]["metric"]: (finding["status"], finding["figure"]["message_bytes"])
+        for finding in of(judged(capsys, bundle, "--baseline", earlier), "performance.collectives")
     }
-    assert found["broadcast_busbw"] == ("pass", 2**30)
-    assert found["all_gather_busbw"] == ("warn", 2**33)
+    assert figures["broadcast_busbw"] == ("pass", 2**30)
+    assert figures["all_gather_busbw"] == ("warn", 2**33)
 
 
 def test_a_saved_log_is_judged_for_its_node(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     document = hgx_measured()
-    document["results"] = [one for one in document["results"] if not one["record"].startswith("tools.")]
+    document["results"] = [record for record in document["results"] if not record["record"].startswith("tools.")]
     bundle.write_text(json.dumps(document))
     log = tmp_path / "all_reduce_perf.log"
     for rate, status in ((471.0, "pass"), (300.0, "fail")):
         log.write_text(nccl_tests(HGX, rate))
-        (found,) = of(judged(capsys, bundle, "--log", f"nccl-tests={log}"), "performance.nccl-tests")
-        assert (found["status"], found["measured"], found["figure"]["metric"]) == (status, rate, "all_reduce_busbw")
+        (finding,) = of(judged(capsys, bundle, "--log", f"nccl-tests={log}"), "performance.nccl-tests")
+        assert (finding["status"], finding["measured"], finding["figure"]["metric"]) == (
+            status,
+            rate,
+            "all_reduce_busbw",
+        )
 
 
 def test_a_saved_log_asks_for_no_other_measurement(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     """A bundle that was collected without a workload: nothing else becomes an error because a log is there."""
     document = hgx_measured() | {"results": []}
     bundle.write_text(json.dumps(document))
-    before = {(one["check"], one["status"]) for one in judged(capsys, bundle)["nodes"][0]["findings"]}
+    before = {(finding["check"], finding["status"]) for finding in judged(capsys, bundle)["nodes"][0]["findings"]}
     log = tmp_path / "all_reduce_perf.log"
     log.write_text(nccl_tests(HGX, 471.0))
-    found = judged(capsys, bundle, "--log", f"nccl-tests={log}")["nodes"][0]["findings"]
-    assert {(one["check"], one["status"]) for one in found} - before == {("performance.nccl-tests", "pass")}
+    findings = judged(capsys, bundle, "--log", f"nccl-tests={log}")["nodes"][0]["findings"]
+    assert {(finding["check"], finding["status"]) for finding in findings} - before == {
+        ("performance.nccl-tests", "pass")
+    }
 
 
 def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
@@ -237,9 +248,9 @@ def test_measured_figures_become_a_file_for_expect(capsys: Capture, bundle: Path
     # The least of eight; a GPU that failed does not count.
     assert (figures["gemm_fp64"], figures["gemm_bf16"]) == (46.8, 631.8)
     assert figures["host_to_device"] == 49.5
-    found = of(judged(capsys, bundle, "--expect", site), "performance.gemm")
-    assert {one["source"] for one in found} == {"site file (figures)"}
-    assert {one["component"] for one in found if one["status"] == "fail"} == {"gpu2"}
+    findings = of(judged(capsys, bundle, "--expect", site), "performance.gemm")
+    assert {finding["source"] for finding in findings} == {"site file (figures)"}
+    assert {finding["component"] for finding in findings if finding["status"] == "fail"} == {"gpu2"}
 
 
 def test_only_what_all_measured_nodes_share_is_written() -> None:
@@ -255,10 +266,10 @@ def test_only_what_all_measured_nodes_share_is_written() -> None:
 def test_a_file_for_expect_is_refused_before_and_not_written_without_figures(
     capsys: Capture, bundle: Path, tmp_path: Path
 ) -> None:
-    there = tmp_path / "there.yml"
-    there.write_text("gpus: 8\n")
-    assert "exists" in refused(capsys, "--replay", bundle, "--write-expect", there)
-    assert there.read_text() == "gpus: 8\n"
+    existing = tmp_path / "there.yml"
+    existing.write_text("gpus: 8\n")
+    assert "exists" in refused(capsys, "--replay", bundle, "--write-expect", existing)
+    assert existing.read_text() == "gpus: 8\n"
     assert "not a directory" in refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "no" / "site.yml")
     assert "--level standard" in refused(capsys, "gpu-01", "--level", "quick", "--write-expect", tmp_path / "new.yml")
     bundle.write_text(json.dumps(hgx_measured() | {"simulated": True}))

@@ -91,35 +91,35 @@ def written(text: str, line: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     yield from ((" ".join(match[1].split()), False) for match in QUOTED.finditer(text))
     text = QUOTED.sub(" ", text)
     yield from ((match[1], True) for match in line.finditer(text))
-    yield from ((one, False) for one in in_prose(line.sub(" ", text)))
+    yield from ((command, False) for command in in_prose(line.sub(" ", text)))
 
 
 def of_page(text: str) -> Iterator[tuple[str, bool]]:
     for match in FENCED.finditer(text):
-        yield from ((one[1], True) for one in IN_FENCE.finditer(match[0].replace("\\\n", " ")))
+        yield from ((line[1], True) for line in IN_FENCE.finditer(match[0].replace("\\\n", " ")))
     yield from written(FENCED.sub(" ", text), re.compile(r"(?!)"))
 
 
 def named() -> dict[tuple[str, bool], str]:
     """Each command with one file that names it."""
-    found: dict[tuple[str, bool], str] = {}
+    commands: dict[tuple[str, bool], str] = {}
     for path in files(*CODE):
         code = path.read_text(encoding="utf-8")
         for text in strings(ast.parse(code)) if PROGRAM in code else ():
             if PROGRAM in text:
-                found |= dict.fromkeys(written(text, INDENTED), str(path.relative_to(REPOSITORY)))
+                commands |= dict.fromkeys(written(text, INDENTED), str(path.relative_to(REPOSITORY)))
     for path in files(*PAGES):
-        found |= dict.fromkeys(of_page(path.read_text(encoding="utf-8")), str(path.relative_to(REPOSITORY)))
+        commands |= dict.fromkeys(of_page(path.read_text(encoding="utf-8")), str(path.relative_to(REPOSITORY)))
     for check in registry:
         derived = derived_command(check.actions)
-        found |= {(derived, True): check.id} if derived else {}
+        commands |= {(derived, True): check.id} if derived else {}
     for path in files("gpunode/checks/*.py"):
         for name in re.findall(r'"(run_role:[a-z_:]+)"', path.read_text(encoding="utf-8")):
-            found |= {(str(derived_command([action(name)])), True): str(path.relative_to(REPOSITORY))}
+            commands |= {(str(derived_command([action(name)])), True): str(path.relative_to(REPOSITORY))}
     for path in files(*OTHERS):
         text = path.read_text(encoding="utf-8", errors="replace")
-        found |= dict.fromkeys(written(text, re.compile(r"(?!)")), str(path.relative_to(REPOSITORY)))
-    return found
+        commands |= dict.fromkeys(written(text, re.compile(r"(?!)")), str(path.relative_to(REPOSITORY)))
+    return commands
 
 
 def refused(command: str, *, whole: bool = True) -> str | None:
@@ -201,6 +201,6 @@ def test_commands_are_found() -> None:
     ],
 )
 def test_an_unknown_command_is_refused(command: str) -> None:
-    assert ("gpunode " + command.split()[1]) in " ".join(one for one, _ in written(f"Try {command}.", INDENTED))
+    assert ("gpunode " + command.split()[1]) in " ".join(name for name, _ in written(f"Try {command}.", INDENTED))
     assert list(of_page(f"```\n{command}\n```\n")) == [(command, True)]
     assert refused(command)

@@ -91,18 +91,18 @@ def verdict(bundle: dict[str, Any], seconds: float = 60) -> Any:
 
 
 def test_a_saved_node_is_judged_as_it_is_elsewhere() -> None:
-    found = verdict(hgx())
+    report = verdict(hgx())
     facts = facts_from_bundle(Bundle.model_validate(hgx()))
-    assert found.status is Status.PASS
+    assert report.status is Status.PASS
     quick = {check.id for check in registry if check.level == "quick"}
-    assert {finding.check for finding in found.findings} == quick
+    assert {finding.check for finding in report.findings} == quick
     assert facts.smi is not None
 
 
 def test_checks_for_which_no_time_is_left_are_named() -> None:
-    found = verdict(hgx(), seconds=-1)
-    assert {finding.message for finding in found.findings} == {"not run: the time was used up"}
-    assert slurm_line(found).startswith("unknown: 0 passed")
+    report = verdict(hgx(), seconds=-1)
+    assert {finding.message for finding in report.findings} == {"not run: the time was used up"}
+    assert slurm_line(report).startswith("unknown: 0 passed")
 
 
 def fake_node(folder: Path, smi: str) -> Probe:
@@ -126,22 +126,22 @@ def test_the_probe_keeps_its_budget_where_a_tool_is_slow(tmp_path: Path) -> None
     assert "left of the time for the whole probe" in commands["nvidia-smi-xml"]["stderr"]
     assert commands["nvidia-smi-topo"]["stderr"].startswith("not run:")
     smi = hgx()["commands"] | {key: commands[key] for key in commands if key.startswith("nvidia-smi")}
-    found = verdict(hgx() | {"commands": smi})
-    statuses = {finding.check: finding.status for finding in found.findings}
+    report = verdict(hgx() | {"commands": smi})
+    statuses = {finding.check: finding.status for finding in report.findings}
     assert statuses["driver.tools-answer"] is Status.ERROR
     assert {status for check, status in statuses.items() if check.startswith("nvlink.")} == {Status.SKIP}
     # Without nvidia-smi's answer no job should find out what is wrong.
-    assert slurm_line(found).startswith("drain: driver.tools-answer: ")
+    assert slurm_line(report).startswith("drain: driver.tools-answer: ")
 
 
 def test_it_judges_this_machine_in_the_published_format(capsys: pytest.CaptureFixture[str]) -> None:
     code = run(["validate", "--on-node", "--budget", "60s", "--format", "json"])
     document = json.loads(capsys.readouterr().out)
     Draft202012Validator(json.loads(schema_of("report"))).validate(document)
-    (found,) = document["nodes"]
-    assert found["host"] == os.uname().nodename
+    (node,) = document["nodes"]
+    assert node["host"] == os.uname().nodename
     assert code == {"pass": 0, "warn": 0, "fail": 1}.get(document["status"], 3)
-    assert not [one for one in found["findings"] if one["message"].startswith("not run")]
+    assert not [finding for finding in node["findings"] if finding["message"].startswith("not run")]
 
 
 def test_the_report_goes_to_a_file_as_a_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,8 +163,8 @@ def test_it_starts_the_probe_where_python_does_not_know_its_own_path(
     """A prolog is started without PATH."""
     monkeypatch.setattr(sys, "executable", "")
     run(["validate", "--on-node", "--budget", "60s", "--format", "json", "--select", "node.reachable"])
-    (found,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert [finding["status"] for finding in found["findings"]] == ["pass"]
+    (node,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert [finding["status"] for finding in node["findings"]] == ["pass"]
 
 
 def test_a_probe_that_hangs_costs_the_budget_and_is_gone(

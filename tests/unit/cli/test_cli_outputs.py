@@ -27,16 +27,16 @@ def read_from_pipe(path: Path, write: Callable[[], object]) -> bytes:
     end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(end, True)
     kept = os.open(path, os.O_WRONLY)  # until it is closed, the reader sees no end
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     with os.fdopen(end, "rb") as stream:
-        reader = threading.Thread(target=lambda: found.append(stream.read()))
+        reader = threading.Thread(target=lambda: chunks.append(stream.read()))
         reader.start()
         try:
             write()
         finally:
             os.close(kept)
             reader.join(timeout=10)
-    return b"".join(found)
+    return b"".join(chunks)
 
 
 def test_a_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_root_leaves_a_file_to_its_owner(tmp_path: Path) -> None:
     assert (target.read_text(), target.stat().st_uid) == ("new", 1234)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_leads_to_the_new_content(tmp_path: Path, there: bool) -> None:
+@pytest.mark.parametrize("present", [True, False])
+def test_a_link_stays_and_leads_to_the_new_content(tmp_path: Path, present: bool) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     target, link = elsewhere / "report.json", tmp_path / "latest.json"
     link.symlink_to(target)
-    if there:
+    if present:
         target.write_text("old")
     validate_into(link)
     assert link.is_symlink()

@@ -126,21 +126,21 @@ def judged(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dic
     code = run(["validate", "--replay", *map(str, words), "--level", "quick", "--format", "json"])
     out = capsys.readouterr()
     (node,) = json.loads(out.out)["nodes"]
-    found: dict[str, list[Any]] = {}
+    by_check: dict[str, list[Any]] = {}
     for finding in node["findings"]:
-        found.setdefault(finding["check"], []).append(finding)
-    return code, found
+        by_check.setdefault(finding["check"], []).append(finding)
+    return code, by_check
 
 
 def test_checks_written_as_data_are_judged_and_limits_of_theirs_can_be_set(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, found = judged(capsys, folder / "node.json", "--policy", folder / "site.yml")
-    assert [one["status"] for one in found["site.memory"]] == ["pass"]
-    assert {one["component"] for one in found["site.root-type"]} > {"/"}
+    _, by_check = judged(capsys, folder / "node.json", "--policy", folder / "site.yml")
+    assert [finding["status"] for finding in by_check["site.memory"]] == ["pass"]
+    assert {finding["component"] for finding in by_check["site.root-type"]} > {"/"}
     (folder / "site.yml").write_text("own_checks: [checks.yml]\nthresholds: {site.memory.value: 99999999}\n")
-    code, found = judged(capsys, folder / "node.json", "--policy", folder / "site.yml")
-    (finding,) = found["site.memory"]
+    code, by_check = judged(capsys, folder / "node.json", "--policy", folder / "site.yml")
+    (finding,) = by_check["site.memory"]
     assert (code, finding["status"], finding["recommended_state"]) == (1, "fail", "drain")
     assert finding["actions"] == [{"action": "replace_hardware", "target": None, "component": "node"}]
     assert "99999999 are required" in finding["message"]
@@ -151,8 +151,8 @@ def test_other_nodes_are_not_judged_by_the_own_checks_of_a_policy(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged(capsys, folder / "node.json", "--policy", folder / "site.yml")
-    _, found = judged(capsys, folder / "node.json")
-    assert not [check for check in found if check.startswith("site.")]
+    _, by_check = judged(capsys, folder / "node.json")
+    assert not [check for check in by_check if check.startswith("site.")]
 
 
 def test_the_contract_holds_for_both_forms(
@@ -236,18 +236,20 @@ def test_an_own_check_that_misbehaves_is_an_error_and_costs_no_other(
     _, before = judged(capsys, folder / "node.json")
     packages(monkeypatch, folder, site_package=PACKAGE, broken="print('noise')\nraise ValueError('no licence')\n")
     started = time.monotonic()
-    code, found = judged(capsys, folder / "node.json")
+    code, by_check = judged(capsys, folder / "node.json")
     assert time.monotonic() - started < LIMIT_S + 20
     assert code == 3
-    assert {check: findings for check, findings in found.items() if not check.startswith(("site.", "own."))} == before
-    errors = {check: found[check][0]["message"] for check in found if found[check][0]["status"] == "error"}
+    assert {
+        check: findings for check, findings in by_check.items() if not check.startswith(("site.", "own."))
+    } == before
+    errors = {check: by_check[check][0]["message"] for check in by_check if by_check[check][0]["status"] == "error"}
     assert sorted(errors) == ["own.broken", "site.greedy", "site.leaves", "site.loops", "site.raises"]
     assert "ValueError: no licence" in errors["own.broken"]
     assert "RuntimeError: so it is" in errors["site.raises"]
     assert f"more than {LIMIT_S} s" in errors["site.loops"]
     assert "without an answer" in errors["site.leaves"]
     assert "MemoryError" in errors["site.greedy"]
-    assert found["site.cores"][0]["status"] == "pass"
+    assert by_check["site.cores"][0]["status"] == "pass"
 
 
 def test_a_package_that_does_not_come_to_its_end_or_has_no_check_is_named(
@@ -255,10 +257,10 @@ def test_a_package_that_does_not_come_to_its_end_or_has_no_check_is_named(
 ) -> None:
     monkeypatch.setattr(own_packages, "LOAD_S", 0.2)
     packages(monkeypatch, folder, slow="while True: pass\n", empty="x = 1\n", leaves="raise SystemExit(0)\n")
-    _, found = judged(capsys, folder / "node.json")
-    assert "took more than" in found["own.slow"][0]["message"]
-    assert "empty registers no check" in found["own.empty"][0]["message"]
-    assert "SystemExit" in found["own.leaves"][0]["message"]
+    _, by_check = judged(capsys, folder / "node.json")
+    assert "took more than" in by_check["own.slow"][0]["message"]
+    assert "empty registers no check" in by_check["own.empty"][0]["message"]
+    assert "SystemExit" in by_check["own.leaves"][0]["message"]
 
 
 def test_own_checks_are_listed_with_where_they_come_from(
@@ -266,7 +268,7 @@ def test_own_checks_are_listed_with_where_they_come_from(
 ) -> None:
     packages(monkeypatch, folder, site_package=PACKAGE)
     assert run(["checks", "--format", "json", "--policy", str(folder / "site.yml")]) == 0
-    origins = {one["id"]: one["origin"] for one in json.loads(capsys.readouterr().out)["checks"]}
+    origins = {check["id"]: check["origin"] for check in json.loads(capsys.readouterr().out)["checks"]}
     assert (origins["site.cores"], origins["site.memory"]) == ("package site_package", "file checks.yml")
     assert origins["gpu.count"] is None
 

@@ -24,7 +24,7 @@ def test_the_operator_leaves_driver_and_toolkit_to_the_host(capsys: pytest.Captu
 
 
 def test_another_release_of_a_listed_branch_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = next(str(one) for one in load().kubernetes["gpu-operator"].drivers if str(one).startswith("580."))
+    listed = next(str(driver) for driver in load().kubernetes["gpu-operator"].drivers if str(driver).startswith("580."))
     assert run([*NODE, "--driver", "580.95.05", "--format", "gpu-operator"]) == 0
     assert f"the component matrix lists {listed} of this branch" in capsys.readouterr().out
 
@@ -38,10 +38,10 @@ def test_a_branch_that_the_operator_does_not_list_is_refused(capsys: pytest.Capt
 
 def test_the_device_plugin_alone_uses_cdi(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*NODE, "--driver", "570", "--format", "device-plugin"]) == 0
-    found = values(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    assert found["deviceListStrategy"] == "cdi-cri"
-    assert found["cdi"] == {"nvidiaHookPath": "/usr/bin/nvidia-cdi-hook"}
+    helm = values(capsys.readouterr().out)
+    assert isinstance(helm, dict)
+    assert helm["deviceListStrategy"] == "cdi-cri"
+    assert helm["cdi"] == {"nvidiaHookPath": "/usr/bin/nvidia-cdi-hook"}
 
 
 def test_without_a_stack_no_file_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

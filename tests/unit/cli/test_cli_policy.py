@@ -40,11 +40,11 @@ class Ended:
     def statuses(self) -> dict[str, str]:
         (node,) = json.loads(self.out)["nodes"]
         worst = ("fail", "error", "warn", "note", "pass", "skip")
-        found: dict[str, str] = {}
+        by_check: dict[str, str] = {}
         for finding in node["findings"]:
             name = finding["check"]
-            found[name] = min(found.get(name, "skip"), finding["status"], key=worst.index)
-        return found
+            by_check[name] = min(by_check.get(name, "skip"), finding["status"], key=worst.index)
+        return by_check
 
     def node(self) -> Any:
         document = json.loads(self.out)
@@ -93,11 +93,13 @@ def test_one_bundle_by_four_policies(judge: Any) -> None:
     ]
     assert [ended.node()["status"] for ended in (loose, tight, muted, observed)] == ["pass", "warn", "pass", "pass"]
     assert [ended.node()["recommended_state"] for ended in (loose, tight, observed)] == ["none", "observe", "none"]
-    (finding,) = [one for one in tight.findings("gpu.ecc-corrected") if one["status"] == "warn"]
+    (finding,) = [finding for finding in tight.findings("gpu.ecc-corrected") if finding["status"] == "warn"]
     assert (finding["component"], finding["expected"]) == ("gpu0", 1000)
     assert "policy site.yml (gpu.ecc-corrected.most 1000 errors)" in finding["source"]
     assert "known card" in muted.findings("gpu.ecc-corrected")[0]["message"]
-    assert {one["observed"] for one in observed.findings("gpu.ecc-corrected")} == {f"known card (until {LATER})"}
+    assert {finding["observed"] for finding in observed.findings("gpu.ecc-corrected")} == {
+        f"known card (until {LATER})"
+    }
     counts = [json.loads(ended.out)["counts"] for ended in (loose, tight, observed)]
     assert [(count["warn"], count["observed"]) for count in counts] == [(0, 0), (1, 0), (0, 8)]
 
@@ -184,7 +186,7 @@ def test_limits_are_listed_with_what_a_policy_sets(tmp_path: Path, capsys: pytes
     assert run(["checks", "--format", "json", "--policy", str(path)]) == 0
     document = json.loads(capsys.readouterr().out)
     Draft202012Validator(json.loads(schema_of("checks"))).validate(document)
-    (entry,) = [one for one in document["checks"] if one["id"] == "gpu.temperature"]
+    (entry,) = [check for check in document["checks"] if check["id"] == "gpu.temperature"]
     assert entry["thresholds"][0]["policy"] == {"hopper": 8}
 
 

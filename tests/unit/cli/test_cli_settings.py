@@ -67,8 +67,8 @@ def test_the_site_takes_precedence_over_the_user(
     mine.parent.mkdir(parents=True)
     mine.write_text("timeout = 7\nparallel = 9\n")
     (site / "pyproject.toml").write_text("[tool.gpunode]\ntimeout = 8\n")
-    found = shown(capsys, "collect")
-    assert found == {"timeout": (8.0, str(site / "pyproject.toml")), "parallel": (9, str(mine))}
+    options = shown(capsys, "collect")
+    assert options == {"timeout": (8.0, str(site / "pyproject.toml")), "parallel": (9, str(mine))}
 
 
 def test_a_file_beside_the_inventory_is_used_from_elsewhere(

@@ -68,9 +68,9 @@ def test_each_request_has_its_file(tmp_path: Path) -> None:
     hosts = ["a1: {nvidia_driver_version: '580'}", "a2:", "a3:", "a4: {gpunode_stack: {driver: {version: 570.1}}}"]
     (tmp_path / "hosts.yml").write_text("\n    ".join(["gpu_nodes:\n  hosts:", *hosts]) + "\n")
     (folder / "gpu_nodes.yml").write_text("---\nnvidia_driver_source: nvidia\n")
-    found = list(origin_lines(read([str(tmp_path / "hosts.yml")]), {"cuda_version": "13.0"}))
+    lines = list(origin_lines(read([str(tmp_path / "hosts.yml")]), {"cuda_version": "13.0"}))
     source = f"nvidia_driver_source=nvidia ({folder / 'gpu_nodes.yml'}:2)"
-    assert found == [
+    assert lines == [
         f"stack of a1: {source}, nvidia_driver_version=580 ({tmp_path / 'hosts.yml'}:3), cuda_version=13.0 (-e)",
         f"stack of a[2-3]: {source}, cuda_version=13.0 (-e)",
         f"stack of a4: {source}, cuda_version=13.0 (-e), lock of driver 570.1 ({tmp_path / 'hosts.yml'}:6)",
@@ -86,9 +86,9 @@ def test_a_plan_that_was_not_written_is_named_once() -> None:
     assert unwritten(["hosts.yml"]) is None
     keep_unwritten(["hosts.yml"], ["--cuda", "13.0"], "2026-11-27 22:41 UTC")
     assert unwritten(["other.yml"]) is None
-    found = unwritten(["hosts.yml"])
-    assert found is not None
-    assert found.endswith("gpunode plan -i hosts.yml --cuda 13.0 --write")
+    message = unwritten(["hosts.yml"])
+    assert message is not None
+    assert message.endswith("gpunode plan -i hosts.yml --cuda 13.0 --write")
     assert unwritten(["hosts.yml"]) is None
     keep_unwritten(["hosts.yml"], ["--cuda", "13.0"], "2026-11-27 22:41 UTC")
     keep_unwritten(["hosts.yml"], [], "2026-11-27 22:42 UTC")

@@ -237,7 +237,7 @@ def test_a_node_is_measured_after_its_change_in_the_image_of_before(world: World
     # Another image holds for the nodes that were not measured yet.
     assert upgraded("--measure", "--image", "site/torch:1", "--waves", "2") == 0
     assert set(states(tmp_path).values()) == {"returned"}
-    of_node = {name: {image for one, image in zip(world.measured, world.images, strict=True) if one == name}
+    of_node = {name: {image for host, image in zip(world.measured, world.images, strict=True) if host == name}
                for name in world.nodes}  # fmt: skip
     assert of_node == {
         **{name: {chosen} for name in ("gpu-1", "gpu-2", "gpu-3")},
@@ -246,12 +246,12 @@ def test_a_node_is_measured_after_its_change_in_the_image_of_before(world: World
 
 
 def test_what_was_measured_is_kept_when_the_run_is_killed(world: World, tmp_path: Path) -> None:
-    one = world.one
+    look = world.one
 
     def killed(name: str, *, measured: bool = False) -> NodeLook:
         if measured and name == "gpu-2":
             raise KeyboardInterrupt
-        return one(name, measured=measured)
+        return look(name, measured=measured)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "one", killed)
@@ -295,7 +295,7 @@ def test_a_rollback_gives_each_node_its_release_before_the_run(world: World, tmp
     assert rolled_back("--waves", "100%", "--dry-run") == 0
     assert rolled_back("--waves", "100%") == 0
     assert f"gpu-5: no part of --run {first}" in capsys.readouterr().out
-    assert {name: one["loaded"] for name, one in world.nodes.items()} == {
+    assert {name: node["loaded"] for name, node in world.nodes.items()} == {
         "gpu-1": OLD, "gpu-2": "570.211.01", "gpu-3": OLD, "gpu-4": OLD, "gpu-5": NEW,
     }  # fmt: skip
     assert states(tmp_path) == dict.fromkeys(("gpu-1", "gpu-2", "gpu-3", "gpu-4"), "returned")
@@ -312,7 +312,7 @@ def test_a_rollback_leaves_out_a_failure_domain_of_which_a_node_had_no_driver(wo
     world.nodes["gpu-5"] |= {"installed": None, "loaded": None}
     assert upgraded("--waves", "100%") == 0
     assert rolled_back("--waves", "100%") == 3
-    assert {name: one["loaded"] for name, one in world.nodes.items()} == {
+    assert {name: node["loaded"] for name, node in world.nodes.items()} == {
         **dict.fromkeys(("gpu-1", "gpu-3", "gpu-4"), OLD), **dict.fromkeys(("gpu-2", "gpu-5"), NEW),
     }  # fmt: skip
     out = capsys.readouterr().out
@@ -334,7 +334,7 @@ def test_a_rollback_takes_over_what_an_upgrade_holds_and_continues(world: World,
     assert rolled_back() == 0
     assert "continuing run" in capsys.readouterr().out
     assert states(tmp_path) == {"gpu-1": "returned"}
-    assert {one["loaded"] for one in world.nodes.values()} == {OLD}
+    assert {node["loaded"] for node in world.nodes.values()} == {OLD}
     assert not list(world.folder.glob("drained-*"))
 
 

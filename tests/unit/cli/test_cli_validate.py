@@ -349,15 +349,19 @@ def test_a_deviation_is_allowed_until_its_end(  # noqa: PLR0917 (three fixtures,
         ended = gpunode("validate", "--replay", path, *words)
         return ended.code, json.loads(ended.out)["nodes"][0]["findings"]
 
-    code, found = judged("2999-12-31")
+    code, findings = judged("2999-12-31")
     assert code == 0
-    assert any(one["status"] == "note" and "until 2999-12-31: vendor case 17" in one["message"] for one in found)
-    code, found = judged("2026-01-01")
-    failed = [one for one in found if one["status"] == "fail"]
+    assert any(
+        finding["status"] == "note" and "until 2999-12-31: vendor case 17" in finding["message"] for finding in findings
+    )
+    code, findings = judged("2026-01-01")
+    failed = [finding for finding in findings if finding["status"] == "fail"]
     assert code == 1
-    assert all(one["source"].endswith("was allowed until 2026-01-01 (vendor case 17)") for one in failed), failed
-    code, found = judged("2999-12-31", message.partition(": ")[2])
-    assert {one["source"] for one in found if one["status"] == "fail"} == {"site file"}, (
+    assert all(finding["source"].endswith("was allowed until 2026-01-01 (vendor case 17)") for finding in failed), (
+        failed
+    )
+    code, findings = judged("2999-12-31", message.partition(": ")[2])
+    assert {finding["source"] for finding in findings if finding["status"] == "fail"} == {"site file"}, (
         "another value explains nothing"
     )
     assert code == 1
@@ -441,14 +445,14 @@ def test_two_bundles_of_one_host_are_distinguished(gpunode: Any, tmp_path: Path)
 
 def some_fleet(monkeypatch: pytest.MonkeyPatch, answers: Sequence[fleet.Collected]) -> dict[str, Any]:
     """Let the fleet answer so; return what it was asked with."""
-    asked: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def collect(targets: Sequence[fleet.Target], **settings: Any) -> Iterator[fleet.Collected]:
-        asked.update(settings, targets=[target.name for target in targets])
+        received.update(settings, targets=[target.name for target in targets])
         yield from answers
 
     monkeypatch.setattr(fleet, "collect", collect)
-    return asked
+    return received
 
 
 @pytest.fixture
@@ -477,32 +481,38 @@ def test_a_host_out_of_reach_is_an_error_beside_the_others(
 
 
 def test_nothing_named_is_this_machine(gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-    asked = some_fleet(monkeypatch, [answered("localhost", text)])
+    received = some_fleet(monkeypatch, [answered("localhost", text)])
     gpunode("validate", "--parallel", "3", "--timeout", "7", "--level", "quick")
-    assert asked == {"targets": ["localhost"], "parallel": 3, "timeout_s": 7.0, "become_password": None, "then": None}
+    assert received == {
+        "targets": ["localhost"],
+        "parallel": 3,
+        "timeout_s": 7.0,
+        "become_password": None,
+        "then": None,
+    }
 
 
 def test_a_workload_follows_the_probe_unless_the_level_is_quick(
     gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
-    asked = some_fleet(monkeypatch, [answered("localhost", text)])
+    received = some_fleet(monkeypatch, [answered("localhost", text)])
     ended = gpunode("validate", "--image", "site/image:1", "--force", "--workload-timeout", "77", "--format", "json")
     assert json.loads(ended.out)["level"] == "standard"
-    then = asked["then"]
+    then = received["then"]
     assert (then.request.run_limit_s, then.request.force, then.request.in_container) == (77.0, True, True)
     assert then.limit_s > then.request.run_limit_s + then.request.image_limit_s == 77 + 1800
     assert then.request.image(None) == "site/image:1"
     gpunode("validate", "--no-container")
-    assert not asked["then"].request.in_container
+    assert not received["then"].request.in_container
     gpunode("validate", "--level", "deep", "--burn", "600")
-    assert (then := asked["then"].request).burn_s == then.run_limit_s - 2100 + measurements.BURN_S == 600
+    assert (then := received["then"].request).burn_s == then.run_limit_s - 2100 + measurements.BURN_S == 600
     gpunode("validate", "--level", "deep", "--burn", "10")
-    assert asked["then"].request.run_limit_s == 2100
+    assert received["then"].request.run_limit_s == 2100
     for options in (["--storage", "/tmp", "--no-container"], ["--storage", "/opt/data"], ["--storage", "/variable"]):
         gpunode("validate", "--level", "deep", *options)
-        assert asked["then"].request.storage == options[1]
+        assert received["then"].request.storage == options[1]
     gpunode("validate", "--select", "gpu.count,driver.closure")  # nobody would read what it records
-    assert asked["then"] is None
+    assert received["then"] is None
 
 
 def test_saved_bundles_give_the_same_verdict_again(

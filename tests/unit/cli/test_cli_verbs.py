@@ -15,13 +15,13 @@ from gpunode.cli.verbs import SHARED, command_of
 def test_every_module_with_a_command_is_a_verb() -> None:
     folder = Path(gpunode.cli.__file__).parent
     modules = {path.stem for path in folder.glob("[a-z]*.py")}
-    found = {
+    commands = {
         (name, attribute)
         for name in modules
         for attribute, command in vars(importlib.import_module(f"gpunode.cli.{name}")).items()
         if isinstance(command, click.Command) and (attribute == "command" or attribute.endswith("_command"))
     }
-    assert found == {SHARED.get(verb, (verb, "command")) for verb in VERBS}
+    assert commands == {SHARED.get(verb, (verb, "command")) for verb in VERBS}
 
 
 @pytest.mark.parametrize("verb", list(VERBS))

@@ -34,7 +34,7 @@ def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
         simulated=False,
         gaps={},
         architecture=arch,
-        pci=tuple(device(one) for one in device_ids),
+        pci=tuple(device(device_id) for device_id in device_ids),
         smi=Smi[SmiLog](document={"cuda_version": cuda, "gpus": []}),
     )
 
@@ -80,8 +80,8 @@ def test_ours_is_the_default_by_its_digest_once_a_release_has_published_it(monke
     }
     assert [name for name in rows if name.startswith("validator-")] == list(rows)[:2]
     monkeypatch.setattr(type(catalog), "workload_images", property(lambda _: rows))
-    ours = f"gpunode-validator:cuda@{digest}"
-    assert {catalog_image(node(cuda, H100)) for cuda in ("13.0", "13.2", "14.0")} == {ours}
+    image = f"gpunode-validator:cuda@{digest}"
+    assert {catalog_image(node(cuda, H100)) for cuda in ("13.0", "13.2", "14.0")} == {image}
     assert catalog_image(node("13.0", H100), "tensorflow") == f"gpunode-validator:tensorflow-cuda@{digest}"
     # Another driver, GPU or machine than it is built for.
     assert catalog_image(node("12.8", H100)) == IMAGES["pytorch-2.7-cu128"]

@@ -29,70 +29,70 @@ def bundle(path: Path) -> None:
     write_bundle(folder_for_bundles(path.parent), path.stem, BUNDLE)
 
 
-@pytest.fixture(name="place")
-def _place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+@pytest.fixture(name="machine")
+def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.delenv("SUDO_UID", raising=False)
     with world() as made:
         yield made
 
 
-def of_the_user(place: World) -> set[tuple[str, int]]:
+def of_the_user(machine: World) -> set[tuple[str, int]]:
     """All that is in folders of the user."""
-    folders = [path for path in place.shared.rglob("*") if path.is_dir() and path.lstat().st_uid == USER.pw_uid]
+    folders = [path for path in machine.shared.rglob("*") if path.is_dir() and path.lstat().st_uid == USER.pw_uid]
     return {(str(path), path.lstat().st_ino) for folder in folders for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("write", [report, bundle])
 @pytest.mark.parametrize("names", [("node.json",), ("eve", "node.json"), ("eve", "link", "node.json")])
-def test_no_obstacle_leads_root_away(place: World, write: Callable[[Path], None], names: tuple[str, ...]) -> None:
-    before = place.snapshot()
+def test_no_obstacle_leads_root_away(machine: World, write: Callable[[Path], None], names: tuple[str, ...]) -> None:
+    before = machine.snapshot()
     written = 0
-    for way, path in place.ways(place.shared, *names):
-        theirs = of_the_user(place)
-        found = within(LIMIT_S, partial(write, path))
-        assert found != "hangs", way
-        assert SECRET not in found, way
-        assert place.snapshot() == before, way
-        assert of_the_user(place) == theirs, way
-        if found == "None":
+    for way, path in machine.ways(machine.shared, *names):
+        existing = of_the_user(machine)
+        outcome = within(LIMIT_S, partial(write, path))
+        assert outcome != "hangs", way
+        assert SECRET not in outcome, way
+        assert machine.snapshot() == before, way
+        assert of_the_user(machine) == existing, way
+        if outcome == "None":
             written += 1
             assert (path.stat().st_uid, path.parent.stat().st_uid, path.is_symlink()) == (0, 0, False), way
         else:
-            assert found.startswith("UsageError: "), way
-            assert str(place.shared) in found, way
-            assert "\n" not in found, way
+            assert outcome.startswith("UsageError: "), way
+            assert str(machine.shared) in outcome, way
+            assert "\n" not in outcome, way
     assert written, "where nothing is in the way, it is written"
 
 
 @pytest.mark.parametrize("write", [report, bundle])
-def test_no_swap_leads_root_away(place: World, write: Callable[[Path], None]) -> None:
-    before = place.snapshot()
-    path = place.shared / "node.json"
+def test_no_swap_leads_root_away(machine: World, write: Callable[[Path], None]) -> None:
+    before = machine.snapshot()
+    path = machine.shared / "node.json"
     path.write_text("theirs\n")
     os.chown(path, USER.pw_uid, USER.pw_gid)
-    with swapped(path, place.precious / "secret", 3):
+    with swapped(path, machine.precious / "secret", 3):
         for _ in range(effort(60, 600)):
-            found = within(LIMIT_S, partial(write, path))
-            assert found == "None" or found.startswith("UsageError: ")
-    assert place.snapshot() == before
+            outcome = within(LIMIT_S, partial(write, path))
+            assert outcome == "None" or outcome.startswith("UsageError: ")
+    assert machine.snapshot() == before
 
 
-def test_no_swap_of_a_folder_leads_root_away(place: World) -> None:
+def test_no_swap_of_a_folder_leads_root_away(machine: World) -> None:
     """A folder of root in a folder of the user, who exchanges it."""
-    before = place.snapshot()
-    folder = place.home / "reports"
+    before = machine.snapshot()
+    folder = machine.home / "reports"
     folder.mkdir()
-    with swapped(folder, place.precious / "folder", 4):
+    with swapped(folder, machine.precious / "folder", 4):
         for _ in range(effort(60, 600)):
-            found = within(LIMIT_S, partial(write_whole, folder / "report.json", "report\n"))
-            assert found == "None" or found.startswith("UsageError: ")
-    assert place.snapshot() == before
+            outcome = within(LIMIT_S, partial(write_whole, folder / "report.json", "report\n"))
+            assert outcome == "None" or outcome.startswith("UsageError: ")
+    assert machine.snapshot() == before
 
 
-def test_who_called_sudo_is_no_other_user(place: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place.root / "link").symlink_to(place.home)
+def test_who_called_sudo_is_no_other_user(machine: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.root / "link").symlink_to(machine.home)
     with pytest.raises(UsageError, match="belongs to another user"):
-        report(place.root / "link" / "report.json")
+        report(machine.root / "link" / "report.json")
     monkeypatch.setenv("SUDO_UID", str(USER.pw_uid))
-    report(place.root / "link" / "report.json")
-    assert (place.home / "report.json").read_text() == "report\n"
+    report(machine.root / "link" / "report.json")
+    assert (machine.home / "report.json").read_text() == "report\n"
