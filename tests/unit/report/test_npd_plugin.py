@@ -55,11 +55,13 @@ def test_the_files_agree() -> None:
     monitor = json.loads((FOLDER / "gpunode-npd.json").read_text())
     condition = monitor["conditions"][0]["type"]
     assert {rule["condition"] for rule in monitor["rules"]} == {condition}
-    documents = {one["kind"]: one for one in yaml.safe_load_all((FOLDER / "gpunode-npd.yml").read_text())}
+    documents = {
+        document["kind"]: document for document in yaml.safe_load_all((FOLDER / "gpunode-npd.yml").read_text())
+    }
     rule = documents["NodeReadinessRule"]["spec"]
-    assert [one["type"] for one in rule["conditions"]] == [condition]
+    assert [row["type"] for row in rule["conditions"]] == [condition]
     assert rule["taint"]["key"].startswith("readiness.k8s.io/")
     (container,) = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     assert "privileged" not in container["securityContext"]
-    mounts = {one["mountPath"] for one in container["volumeMounts"]}
-    assert all(Path(one["path"]).parent.as_posix() in mounts for one in monitor["rules"])
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert all(Path(rule["path"]).parent.as_posix() in mounts for rule in monitor["rules"])

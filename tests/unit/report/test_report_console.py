@@ -41,19 +41,19 @@ def fleet(*, deviating: int, of: int) -> list[NodeReport]:
     faults = ("link.pcie-width", "gpu.ecc-uncorrected", "driver.held", "gpu.temperature", "rdma.ports")
     nodes = []
     for number in range(of):
-        found = [GOOD]
+        findings = [GOOD]
         if number % (of // deviating) == 0:
             check = faults[number // (of // deviating) % len(faults)]
             status = Status.WARN if check == "driver.held" else Status.FAIL
             message = f"{number} of 16 at 0000:{number:02x}:00.0"
-            found.append(finding(check, status, message, f"Look at slot {number}."))
-        nodes.append(node(f"gpu-{number:03d}", *found))
+            findings.append(finding(check, status, message, f"Look at slot {number}."))
+        nodes.append(node(f"gpu-{number:03d}", *findings))
     return nodes
 
 
-def heads(found: str) -> list[str]:
+def heads(output: str) -> list[str]:
     """Return the lines of findings."""
-    return re.findall(r"(?m)^(?:FAIL|ERROR|WARN|note|pass|skip|fail) .*", found)
+    return re.findall(r"(?m)^(?:FAIL|ERROR|WARN|note|pass|skip|fail) .*", output)
 
 
 def test_a_healthy_node_is_two_lines() -> None:
@@ -77,10 +77,10 @@ def test_the_worst_finding_is_first_and_the_verdict_last() -> None:
 
 
 def test_equal_nodes_and_equal_findings_are_one_line() -> None:
-    found = text(*(node(f"gpu-{number:02d}", BAD, GOOD) for number in (1, 2, 3, 7)), node("gpu-04", GOOD))
-    assert found.count("it is broken") == found.count("Mend it.") == 1
-    assert "FAIL  a.bad  gpu-[01-03,07]" in found.splitlines()
-    assert [re.search(r"gpu-\S+", line)[0] for line in found.splitlines()[:2]] == ["gpu-04", "gpu-[01-03,07]"]  # type: ignore[index]
+    output = text(*(node(f"gpu-{number:02d}", BAD, GOOD) for number in (1, 2, 3, 7)), node("gpu-04", GOOD))
+    assert output.count("it is broken") == output.count("Mend it.") == 1
+    assert "FAIL  a.bad  gpu-[01-03,07]" in output.splitlines()
+    assert [re.search(r"gpu-\S+", line)[0] for line in output.splitlines()[:2]] == ["gpu-04", "gpu-[01-03,07]"]  # type: ignore[index]
 
 
 def test_findings_that_differ_in_figures_alone_have_one_remedy() -> None:
@@ -99,22 +99,22 @@ def test_findings_that_differ_in_figures_alone_have_one_remedy() -> None:
 
 
 def test_a_remedy_names_the_address_if_there_is_one_alone() -> None:
-    def found(*slots: str) -> str:
+    def rendered(*slots: str) -> str:
         remedy = "Reseat the card; lspci -vv -s SLOT shows the link."
         messages = [finding("link.pcie-width", Status.FAIL, f"x8 at {slot}", remedy) for slot in slots]
-        return text(*(node(f"gpu-{number}", one) for number, one in enumerate(messages)))
+        return text(*(node(f"gpu-{number}", message) for number, message in enumerate(messages)))
 
-    assert "lspci -vv -s 0000:b8:00.0 shows" in found("0000:b8:00.0", "0000:b8:00.0")
-    assert "lspci -vv -s SLOT shows" in found("0000:b8:00.0", "0000:19:00.0")
+    assert "lspci -vv -s 0000:b8:00.0 shows" in rendered("0000:b8:00.0", "0000:b8:00.0")
+    assert "lspci -vv -s SLOT shows" in rendered("0000:b8:00.0", "0000:19:00.0")
 
 
 def test_two_hundred_nodes_with_ten_that_deviate_are_twenty_lines() -> None:
-    found = text(*fleet(deviating=10, of=200))
-    print(found)
-    assert len(found.splitlines()) <= 20
-    assert "190 nodes" in found
+    output = text(*fleet(deviating=10, of=200))
+    print(output)
+    assert len(output.splitlines()) <= 20
+    assert "190 nodes" in output
     for number in range(0, 200, 20):
-        assert f"{number:03d}" in found
+        assert f"{number:03d}" in output
 
 
 def test_one_finding_of_many_components_is_one_line() -> None:
@@ -122,30 +122,30 @@ def test_one_finding_of_many_components_is_one_line() -> None:
         Finding(check="gpu.hot", status=Status.FAIL, component=f"gpu{number}", message="too hot") for number in range(8)
     ]
     odd = Finding(check="gpu.hot", status=Status.FAIL, component="gpu at 0000:1a:00.0", message="colder")
-    found = text(node("broken", *hot, odd))
-    assert heads(found) == ["FAIL  gpu.hot  gpu[0-7]  too hot", "FAIL  gpu.hot  gpu at 0000:1a:00.0  colder"]
+    output = text(node("broken", *hot, odd))
+    assert heads(output) == ["FAIL  gpu.hot  gpu[0-7]  too hot", "FAIL  gpu.hot  gpu at 0000:1a:00.0  colder"]
 
 
 def test_errors_for_lack_of_the_same_data_are_one_line() -> None:
     lost = [finding(f"gpu.check-{letter}", Status.ERROR, "no answer") for letter in "abcde"]
     with_remedy = finding("gpu.check-f", Status.ERROR, "no answer", "Mend it.")
-    found = text(node("broken", *lost, with_remedy))
-    assert heads(found) == ["ERROR gpu.check-a, gpu.check-b, gpu.check-c and 3 more  no answer"]
-    assert found.count("fix  Mend it.") == 1
+    output = text(node("broken", *lost, with_remedy))
+    assert heads(output) == ["ERROR gpu.check-a, gpu.check-b, gpu.check-c and 3 more  no answer"]
+    assert output.count("fix  Mend it.") == 1
     assert "gpu.check-d, gpu.check-e" in text(node("broken", *lost), verbose=True)
 
 
 def test_causes_come_before_what_they_explain() -> None:
     checks = ("fabric.manager", "gpu.answers", "driver.tools-answer", "gpu.clocks", "driver.closure")
-    found = text(node("broken", *(finding(check, Status.FAIL, check) for check in checks)))
-    order = [line.split()[1] for line in heads(found)]
+    output = text(node("broken", *(finding(check, Status.FAIL, check) for check in checks)))
+    order = [line.split()[1] for line in heads(output)]
     assert order == ["driver.tools-answer", "gpu.answers", "fabric.manager", "driver.closure", "gpu.clocks"]
 
 
 def test_notes_are_one_line() -> None:
     notes = [finding(f"a.note-{number}", Status.NOTE) for number in range(6)]
-    found = text(node("gpu-1", GOOD, *notes), node("gpu-2", GOOD, notes[3]))
-    assert heads(found) == [
+    output = text(node("gpu-1", GOOD, *notes), node("gpu-2", GOOD, notes[3]))
+    assert heads(output) == [
         "note  a.note-3 on 2 nodes, a.note-0 on 1 node, a.note-1 on 1 node, a.note-2 on 1 node and 2 more (details: -v)"
     ]
     assert len(heads(text(node("gpu-1", GOOD, *notes), verbose=True))) == 7
@@ -184,8 +184,8 @@ def test_the_command_of_a_role_can_be_pasted(
 
 def test_what_a_person_does_first_comes_before_the_command() -> None:
     lines = text(node("gpu-1", with_actions("fix_configuration", INSTALL, remedy="Remove the others."))).splitlines()
-    place = lines.index("      fix  Remove the others.")
-    assert lines[place + 1] == "           gpunode provision -i INVENTORY -l gpu-1 -t nvidia_driver_install"
+    index = lines.index("      fix  Remove the others.")
+    assert lines[index + 1] == "           gpunode provision -i INVENTORY -l gpu-1 -t nvidia_driver_install"
 
 
 def test_who_has_to_be_drained_is_named() -> None:
@@ -215,25 +215,25 @@ def test_folding_loses_no_finding() -> None:
     ]
     folded = of_nodes(nodes, frozenset({Status.FAIL, Status.ERROR}))
     unfolded = Counter(
-        (host, check, component, one.group.status, one.group.message)
-        for one in folded
-        for host in one.hosts
-        for check in one.group.checks
-        for component in one.group.components
+        (host, check, component, finding.group.status, finding.group.message)
+        for finding in folded
+        for host in finding.hosts
+        for check in finding.group.checks
+        for component in finding.group.components
     )
-    given = Counter(
-        (each.host, found.check, found.component, found.status, found.message)
+    expected = Counter(
+        (each.host, finding.check, finding.component, finding.status, finding.message)
         for each in nodes
-        for found in each.findings
+        for finding in each.findings
     )
-    assert unfolded == given
+    assert unfolded == expected
 
 
 def test_in_a_file_texts_stay_whole_and_plain() -> None:
-    found = text(node("broken", BAD))
-    assert ESCAPE not in found
-    assert f"      {BAD.message}" in found.splitlines()
-    assert max(len(line) for line in found.splitlines() if BAD.message not in line) <= 80
+    output = text(node("broken", BAD))
+    assert ESCAPE not in output
+    assert f"      {BAD.message}" in output.splitlines()
+    assert max(len(line) for line in output.splitlines() if BAD.message not in line) <= 80
 
 
 def test_verbose_shows_what_passed_and_the_page_of_a_check() -> None:
@@ -244,9 +244,9 @@ def test_verbose_shows_what_passed_and_the_page_of_a_check() -> None:
 
 def test_simulated_is_shown_once() -> None:
     assert text(node("lab", GOOD, simulated=True)).startswith("1 node · SIMULATED ")
-    found = text(node("lab", GOOD, simulated=True), node("real", GOOD))
-    assert found.count("SIMULATED") == 1
-    assert re.search(r"(?m)^  lab .* SIMULATED$|nodes +lab .* SIMULATED$", found)
+    output = text(node("lab", GOOD, simulated=True), node("real", GOOD))
+    assert output.count("SIMULATED") == 1
+    assert re.search(r"(?m)^  lab .* SIMULATED$|nodes +lab .* SIMULATED$", output)
     assert "SIMULATED" not in text(node("real", GOOD))
 
 
@@ -261,10 +261,10 @@ def test_signs_have_plain_equals() -> None:
 
 def test_what_a_node_reports_does_not_steer_the_terminal() -> None:
     evil = finding("a.bad", Status.FAIL, f"{ESCAPE}[2J[red]gone[/red]\u202e\rnew")
-    found = text(node(f"ev{ESCAPE}il", evil))
-    assert ESCAPE not in found
-    assert "\r" not in found
-    assert "\\x1b[2J[red]gone[/red]" in found
+    output = text(node(f"ev{ESCAPE}il", evil))
+    assert ESCAPE not in output
+    assert "\r" not in output
+    assert "\\x1b[2J[red]gone[/red]" in output
 
 
 class Terminal(io.StringIO):
@@ -286,8 +286,8 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, *more: NodeReport
 
 @pytest.mark.parametrize("columns", [24, 40, 80])
 def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    found = on_terminal(monkeypatch, columns, NO_COLOR="1")
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", found)
+    output = on_terminal(monkeypatch, columns, NO_COLOR="1")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     folded = [line for line in plain.splitlines() if not line.startswith("about a check: ")]
     assert max(map(len, folded)) <= columns
     assert BAD.message.replace(" ", "") in re.sub(r"\s", "", plain)

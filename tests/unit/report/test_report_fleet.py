@@ -28,8 +28,10 @@ def with_gpus(number: int, **other: Any) -> Hardware:
 
 
 def status(nodes: list[NodeReport], host: str, check: str = "gpu.present") -> list[str]:
-    (found,) = (each for each in compared(nodes) if each.host == host)
-    return [one.status.value for one in found.findings if one.check == check and one.component == "node"]
+    (report,) = (each for each in compared(nodes) if each.host == host)
+    return [
+        finding.status.value for finding in report.findings if finding.check == check and finding.component == "node"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,18 +55,18 @@ def test_fewer_gpus_than_most_nodes_of_the_kind(last: Hardware, expected: str) -
 
 
 def test_the_finding_names_its_source_and_a_state() -> None:
-    (*_, found) = compared([*(node(f"n{number}", BASE) for number in range(3)), node("last", with_gpus(3))])
-    (finding,) = [one for one in found.findings if one.check == "gpu.present"]
+    (*_, report) = compared([*(node(f"n{number}", BASE) for number in range(3)), node("last", with_gpus(3))])
+    (finding,) = [finding for finding in report.findings if finding.check == "gpu.present"]
     assert (finding.expected, finding.measured) == (4, 3)
     assert "3 of 4 nodes" in (finding.source or "")
-    assert (finding.recommended_state, found.recommended_state) == (State.DRAIN, State.DRAIN)
+    assert (finding.recommended_state, report.recommended_state) == (State.DRAIN, State.DRAIN)
     assert finding.remedy
     assert finding.actions
 
 
 @pytest.mark.parametrize("numbers", [[4, 3], [4, 4, 3, 3], [4], [3, 3, 4]])
 def test_without_a_majority_nobody_is_right(numbers: list[int]) -> None:
-    nodes = [node(f"n{place}", with_gpus(number)) for place, number in enumerate(numbers)]
+    nodes = [node(f"n{index}", with_gpus(number)) for index, number in enumerate(numbers)]
     assert {each.status for each in compared(nodes)} == {Status.PASS}
 
 

@@ -163,7 +163,7 @@ def test_junit_is_read_by_another_program() -> None:
     assert (suites["gpu-1.example.com"].skipped, suites["gpu-1.example.com"].time) == (2, 2.5)
     assert (suites["gpu-1.example.com"].timestamp, suites["gpu-2"].tests) == ("2026-11-23T20:00:00Z", 1)
     cases = {case.name: case for case in suites["gpu-1.example.com"]}
-    results = {name: [type(one).__name__ for one in case.result] for name, case in cases.items()}
+    results = {name: [type(outcome).__name__ for outcome in case.result] for name, case in cases.items()}
     assert results == {
         "driver.held": [],
         "gpu.count": [],
@@ -218,8 +218,8 @@ def test_markdown_of_a_ticket() -> None:
 
 
 def test_annotations_beyond_those_that_github_shows_are_counted() -> None:
-    found = [finding(f"a.check-{number:02d}", "fail", message=f"message {chr(97 + number)}") for number in range(14)]
-    lines = text_of("github", hostile_reports.whole(node(*found))).splitlines()
+    findings = [finding(f"a.check-{number:02d}", "fail", message=f"message {chr(97 + number)}") for number in range(14)]
+    lines = text_of("github", hostile_reports.whole(node(*findings))).splitlines()
     errors = [line for line in lines if line.startswith("::error")]
     assert len(errors) == 10
     assert errors[0] == ("::error title=a.check-00::message a%0Aabout this check: gpunode checks a.check-00")

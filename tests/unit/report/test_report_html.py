@@ -98,7 +98,7 @@ def read(text: str) -> Reader:
 def layout(gpus: int = 4, *, inactive: int = 0, switch: bool = True) -> NodeLayout:
     """Return a node with a PCIe switch above each two GPUs, and an adapter beside each."""
     link = PartLink(width=16, width_max=16, speed_gt_per_s=None, speed_max_gt_per_s=32.0)
-    nvlinks = tuple(PartNvlink(link=one, state="inactive" if one < inactive else "active") for one in range(6))
+    nvlinks = tuple(PartNvlink(link=number, state="inactive" if number < inactive else "active") for number in range(6))
     parts: list[MachinePart] = []
     slots: set[str] = set()
     for number in range(gpus):
@@ -115,7 +115,7 @@ def layout(gpus: int = 4, *, inactive: int = 0, switch: bool = True) -> NodeLayo
         parts=tuple(parts),
         bridges=tuple(MachineBridge(slot=slot, numa_node=0, link=link) for slot in sorted(slots)),
         labels=labels,
-        connections=tuple(tuple(None if one == other else "NV2" for other in labels) for one in labels),
+        connections=tuple(tuple(None if label == other else "NV2" for other in labels) for label in labels),
     )
 
 
@@ -212,19 +212,19 @@ def test_a_page_of_hostile_texts_is_closed_and_shows_them(seed: int) -> None:
         "group": text,
     }
     fleet = Fleet(outliers=(outlier | {"found": text, "usual": text},))
-    found = read(page(*nodes, fleet=fleet))
-    shown = "".join(found.text)
-    for one in nodes:
-        assert printable(one.host) in shown
-        for result in one.findings:
+    parsed = read(page(*nodes, fleet=fleet))
+    shown = "".join(parsed.text)
+    for judged_node in nodes:
+        assert printable(judged_node.host) in shown
+        for result in judged_node.findings:
             if result.status is Status.FAIL:
                 assert printable(result.message) in shown
 
 
 def test_no_node_and_only_unreachable_nodes() -> None:
     assert "No node was judged." in page()
-    found = read(page(*(unreachable(f"n{number}", "no route to host", 1.0) for number in range(200))))
-    text = "".join(found.text)
+    parsed = read(page(*(unreachable(f"n{number}", "no route to host", 1.0) for number in range(200))))
+    text = "".join(parsed.text)
     assert "n[0-199]" in text
     assert text.count("no route to host") < 210
     assert 'class="drawing"' not in page(unreachable("n", "no route to host", 1.0))
@@ -244,10 +244,10 @@ def test_equal_nodes_share_a_drawing_and_a_fault_is_its_own() -> None:
     nodes = [node(f"n{number:03d}", finding(), parts=layout()) for number in range(200)]
     bad = finding("link.pcie-width", "fail", "gpu2", message="x8")
     text = page(*nodes, node("bad", bad, finding(), parts=layout()))
-    found = read(text)
+    parsed = read(text)
     drawings = re.findall(r'<svg class="drawing".*?</svg>', text, re.DOTALL)
-    assert sorted("k-fail" in one for one in drawings) == [False, True]
-    assert sum((tag, name, value) == ("p", "data-d", "1") for tag, name, value in found.attributes) == 199
+    assert sorted("k-fail" in drawing for drawing in drawings) == [False, True]
+    assert sum((tag, name, value) == ("p", "data-d", "1") for tag, name, value in parsed.attributes) == 199
     assert len(text) < 1_000_000
 
 
@@ -292,12 +292,12 @@ def test_a_matrix_marks_what_is_below_the_expected_value() -> None:
 
 def overlap(drawing: Drawing) -> list[tuple[str, str]]:
     return [
-        (one.title, other.title)
-        for one, other in combinations(drawing.boxes, 2)
-        if one.x < other.x + other.width
-        and other.x < one.x + one.width
-        and one.y < other.y + other.height
-        and other.y < one.y + one.height
+        (box.title, other.title)
+        for box, other in combinations(drawing.boxes, 2)
+        if box.x < other.x + other.width
+        and other.x < box.x + box.width
+        and box.y < other.y + other.height
+        and other.y < box.y + box.height
     ]
 
 
@@ -312,17 +312,17 @@ def any_layout(draw_: random.Random) -> NodeLayout:
     for number in range(draw_.randrange(1, MOST_DRAWN)):
         chain = draw_.choice(chains)
         links = tuple(
-            PartNvlink(link=one, state=draw_.choice(("active", "inactive", None)))
-            for one in range(draw_.choice((0, 0, 4, 18)))
+            PartNvlink(link=link, state=draw_.choice(("active", "inactive", None)))
+            for link in range(draw_.choice((0, 0, 4, 18)))
         )
         kind = draw_.choice(("gpu", "gpu", "nic", "nvme", "nvswitch"))
-        own = (f"{chain[0]}-{number}", *chain[1:]) if len(chain) > 2 else chain
+        bridges = (f"{chain[0]}-{number}", *chain[1:]) if len(chain) > 2 else chain
         parts.append(
             MachinePart(
                 kind=kind,
                 name=f"{kind}{number}",
                 numa_node=draw_.choice((None, *range(domains))),
-                bridges=own,
+                bridges=bridges,
                 nvlinks=links if kind == "gpu" else (),
                 link=PartLink(
                     width=draw_.choice((None, 1, 8, 16)), width_max=16, speed_gt_per_s=2.5, speed_max_gt_per_s=32
@@ -331,7 +331,7 @@ def any_layout(draw_: random.Random) -> NodeLayout:
         )
     gpus = [part.name for part in parts if part.kind == "gpu"]
     return NodeLayout(
-        numa=tuple(NumaDomain(node=one, cpus=None, memory_mib=None) for one in range(domains)),
+        numa=tuple(NumaDomain(node=domain, cpus=None, memory_mib=None) for domain in range(domains)),
         parts=tuple(parts),
         labels=tuple(gpus),
         connections=tuple(tuple(draw_.choice(("NV4", "NV18", "SYS", None)) for _ in gpus) for _ in gpus),
@@ -340,21 +340,21 @@ def any_layout(draw_: random.Random) -> NodeLayout:
 
 @pytest.mark.parametrize("seed", range(effort(40, 2000)))
 def test_every_part_is_drawn_once_within_the_picture_and_overlaps_nothing(seed: int) -> None:
-    found = any_layout(random.Random(seed))  # noqa: S311
-    drawing = draw(found, {})
+    machine = any_layout(random.Random(seed))  # noqa: S311
+    drawing = draw(machine, {})
     titles = Counter(box.title.partition(",")[0] for box in drawing.boxes)
-    nvlinks = any(part.nvlinks for part in found.parts)
-    assert all(titles[part.name] == 1 for part in found.parts if part.kind != "nvswitch" or not nvlinks)
+    nvlinks = any(part.nvlinks for part in machine.parts)
+    assert all(titles[part.name] == 1 for part in machine.parts if part.kind != "nvswitch" or not nvlinks)
     assert overlap(drawing) == []
     for box in (*drawing.boxes, *drawing.panels):
         assert 0 <= box.x < box.x + box.width <= drawing.width
         assert 0 <= box.y < box.y + box.height <= drawing.height
     assert all(
-        one.x + one.width <= other.x
-        for one, other in pairwise(panel for panel in drawing.panels if panel.kind == "numa")
+        panel.x + panel.width <= other.x
+        for panel, other in pairwise(panel for panel in drawing.panels if panel.kind == "numa")
     )
     wired = {wire.title.split(":")[0] for wire in drawing.wires if wire.kind == "pcie"}
-    assert wired >= {f"PCIe of {part.name}" for part in found.parts if part.kind in ("gpu", "nic", "nvme")}
+    assert wired >= {f"PCIe of {part.name}" for part in machine.parts if part.kind in ("gpu", "nic", "nvme")}
 
 
 def test_states_of_links_are_drawn() -> None:

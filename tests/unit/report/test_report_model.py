@@ -42,10 +42,10 @@ def document(*nodes: NodeReport) -> Report:
     ],
 )
 def test_status_and_exit_code(statuses: list[str], status: str, code: int, strict_code: int) -> None:
-    found = document(node(*statuses))
-    assert (found.status.value, found.nodes[0].status.value) == (status, status)
-    assert exit_code(found) == code
-    assert exit_code(found, strict=True) == strict_code
+    report = document(node(*statuses))
+    assert (report.status.value, report.nodes[0].status.value) == (status, status)
+    assert exit_code(report) == code
+    assert exit_code(report, strict=True) == strict_code
 
 
 def test_no_node_is_never_good() -> None:
@@ -56,8 +56,8 @@ def test_no_node_is_never_good() -> None:
     ("others", "status", "code"), [(["pass"], "error", 3), (["fail"], "fail", 1), (["warn"], "error", 3)]
 )
 def test_a_node_out_of_reach_beside_others(others: list[str], status: str, code: int) -> None:
-    found = document(node(*others), unreachable("far", "no route to host", 2.0))
-    assert (found.status.value, exit_code(found)) == (status, code)
+    report = document(node(*others), unreachable("far", "no route to host", 2.0))
+    assert (report.status.value, exit_code(report)) == (status, code)
 
 
 def test_a_node_out_of_reach_is_one_finding_and_nothing_is_claimed_of_it() -> None:
@@ -70,11 +70,11 @@ def test_a_node_out_of_reach_is_one_finding_and_nothing_is_claimed_of_it() -> No
 
 
 def test_counts_and_keys_of_the_document() -> None:
-    found = json.loads(document(node("pass", "skip"), node("fail", simulated=True)).to_json())
-    assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0, "note": 0, "observed": 0}
-    assert found["schema"] == "gpunode.report/1"
-    assert [item["simulated"] for item in found["nodes"]] == [False, True]
-    assert found["fleet"] == {"outliers": None, "inconsistencies": None, "since": None}
+    content = json.loads(document(node("pass", "skip"), node("fail", simulated=True)).to_json())
+    assert content["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0, "note": 0, "observed": 0}
+    assert content["schema"] == "gpunode.report/1"
+    assert [item["simulated"] for item in content["nodes"]] == [False, True]
+    assert content["fleet"] == {"outliers": None, "inconsistencies": None, "since": None}
 
 
 def about(check: str, status: str, component: str, state: str = "none", observed: str | None = None) -> Finding:
@@ -93,7 +93,7 @@ def with_findings(*findings: Finding) -> NodeReport:
 
 
 def test_a_node_is_rolled_up_by_category() -> None:
-    found = with_findings(
+    judged = with_findings(
         about("host.time", "pass", "node"),
         about("gpu.ecc-uncorrected", "fail", "gpu3", "drain"),
         about("gpu.remapped-rows", "warn", "gpu3", "observe"),
@@ -101,8 +101,11 @@ def test_a_node_is_rolled_up_by_category() -> None:
         about("gpu.clocks", "warn", "gpu1", "observe"),
         about("gpu.xid", "error", "node"),
     )
-    assert found.recommended_state is State.DRAIN
-    assert [(one.category, one.status.value, one.checks, one.components) for one in found.categories] == [
+    assert judged.recommended_state is State.DRAIN
+    assert [
+        (category.category, category.status.value, category.checks, category.components)
+        for category in judged.categories
+    ] == [
         ("gpu", "error", ("gpu.clocks", "gpu.xid"), ("gpu1", "node")),
         ("memory", "fail", ("gpu.ecc-uncorrected", "gpu.remapped-rows"), ("gpu3",)),
         ("host", "pass", (), ()),
@@ -110,17 +113,17 @@ def test_a_node_is_rolled_up_by_category() -> None:
 
 
 def test_what_is_observed_only_counts_for_nothing() -> None:
-    found = with_findings(
+    judged = with_findings(
         about("host.time", "pass", "node"),
         about("gpu.ecc-uncorrected", "fail", "gpu3", "drain", observed="known, until 2026-12-31"),
     )
-    assert (found.status, found.recommended_state) == (Status.PASS, State.NONE)
-    assert [one.category for one in found.categories] == ["host"]
-    whole = document(found)
+    assert (judged.status, judged.recommended_state) == (Status.PASS, State.NONE)
+    assert [category.category for category in judged.categories] == ["host"]
+    whole = document(judged)
     assert exit_code(whole, strict=True) is Exit.GOOD
     assert (whole.counts.fail, whole.counts.observed, whole.counts.pass_) == (0, 1, 1)
     # With nothing else, nothing was judged.
-    assert exit_code(document(with_findings(found.findings[1]))) is Exit.UNDETERMINED
+    assert exit_code(document(with_findings(judged.findings[1]))) is Exit.UNDETERMINED
 
 
 HOSTILE = ('\n "nodes": []', "a\nb", "\x1b[31m", "\u2028", '"', "\\", "gpu")

@@ -6,7 +6,9 @@ from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, closing
 
 
 def outcome(*became: str, check: bool = False, code: int = 0) -> ProvisionOutcome:
-    nodes = tuple(ProvisionedNode.model_validate({"host": f"n{n}", "status": one}) for n, one in enumerate(became))
+    nodes = tuple(
+        ProvisionedNode.model_validate({"host": f"n{n}", "status": status}) for n, status in enumerate(became)
+    )
     return ProvisionOutcome.model_validate({"check": check, "exit_code": code, "seconds": 61.4, "nodes": nodes})
 
 
