@@ -43,8 +43,8 @@ def changes(before: Snapshot, after: Snapshot) -> list[Change]:
     return list(compare(before, after).changes)
 
 
-def words(found: list[Change]) -> list[tuple[str, str, str]]:
-    return [(one.effect, one.component, one.what) for one in found]
+def words(differences: list[Change]) -> list[tuple[str, str, str]]:
+    return [(change.effect, change.component, change.what) for change in differences]
 
 
 def test_values_that_vary_on_an_unchanged_node_are_no_change() -> None:
@@ -106,19 +106,19 @@ def test_any_change_of_one_fact_is_one_change_and_its_way_back_is_the_opposite()
         value = facts[path]
         other = not value if isinstance(value, bool) else value * 2 + 7 if not isinstance(value, str) else f"{value}x"
         after = with_facts(good(), {path: other})
-        there, back = changes(good(), after), changes(after, good())
+        forward, back = changes(good(), after), changes(after, good())
         follows = path.endswith(".version") and f"{path.removesuffix('.version')}.file" in facts
-        assert len(there) == len(back) == 1, (path, follows)
-        assert there[0].effect == MIRROR[back[0].effect], path
-        assert (there[0].before, there[0].after) == (back[0].after, back[0].before) == (value, other)
+        assert len(forward) == len(back) == 1, (path, follows)
+        assert forward[0].effect == MIRROR[back[0].effect], path
+        assert (forward[0].before, forward[0].after) == (back[0].after, back[0].before) == (value, other)
 
 
 def test_a_new_driver_is_named_and_nothing_else() -> None:
     old = good().stack.driver or ""
-    found = changes(good(), edited(swapped(old, "999.10.01")))
-    assert {one.effect for one in found} == {"other"}
-    assert {one.section for one in found} == {"driver", "firmware", "package", "library"}
-    assert all(old in str(one.before) and "999.10.01" in str(one.after) for one in found)
+    differences = changes(good(), edited(swapped(old, "999.10.01")))
+    assert {change.effect for change in differences} == {"other"}
+    assert {change.section for change in differences} == {"driver", "firmware", "package", "library"}
+    assert all(old in str(change.before) and "999.10.01" in str(change.after) for change in differences)
 
 
 def without_gpu(text: str, slot: str) -> str:
@@ -137,13 +137,15 @@ def without_gpu(text: str, slot: str) -> str:
 def test_a_lost_gpu_is_named_by_its_serial_number_and_the_others_keep_theirs() -> None:
     gone = good().gpus[2]
     after = snapshot(without_gpu(raw(), gone.slot or ""))
-    found = changes(good(), after)
-    removed = [one for one in found if one.what == "GPU"]
-    assert [(one.effect, one.component, one.after) for one in removed] == [("worse", "gpu2", None)]
+    differences = changes(good(), after)
+    removed = [change for change in differences if change.what == "GPU"]
+    assert [(change.effect, change.component, change.after) for change in removed] == [("worse", "gpu2", None)]
     assert f"serial {gone.serial}" in str(removed[0].before)
     assert str(gone.uuid) in str(removed[0].before)
-    assert [one.component for one in found if one.component.startswith("gpu")] == ["gpu2"], words(found)
-    assert ("worse", "node", "attached gpus") in words(found)
+    assert [change.component for change in differences if change.component.startswith("gpu")] == ["gpu2"], words(
+        differences
+    )
+    assert ("worse", "node", "attached gpus") in words(differences)
     back = changes(after, good())
     assert ("better", "gpu2", "GPU") in words(back)
 
@@ -152,9 +154,9 @@ def test_a_gpu_that_only_nvidia_smi_still_lists_is_lost() -> None:
     gone = good().gpus[2]
     document = json.loads(raw())
     document["files"] = {path: text for path, text in document["files"].items() if (gone.slot or "") not in path}
-    found = changes(good(), snapshot(json.dumps(document)))
-    assert ("worse", "gpu2", "GPU") in words(found)
-    assert [one for one in found if one.component == "gpu2" and one.what != "GPU"] == []
+    differences = changes(good(), snapshot(json.dumps(document)))
+    assert ("worse", "gpu2", "GPU") in words(differences)
+    assert [change for change in differences if change.component == "gpu2" and change.what != "GPU"] == []
 
 
 def test_a_replaced_card_is_a_change_and_no_fault() -> None:
@@ -164,9 +166,9 @@ def test_a_replaced_card_is_a_change_and_no_fault() -> None:
 
 
 def test_another_machine_under_the_same_name() -> None:
-    found = compare(good(), good(NODE + 6, "gpu-01"))
-    assert found.other_hardware
-    assert words(list(found.changes))[0] == ("other", "node", "another machine under this name")
+    comparison = compare(good(), good(NODE + 6, "gpu-01"))
+    assert comparison.other_hardware
+    assert words(list(comparison.changes))[0] == ("other", "node", "another machine under this name")
 
 
 def test_a_link_that_is_narrower_and_nvlinks_that_are_down_are_worse() -> None:
@@ -179,10 +181,12 @@ def test_a_link_that_is_narrower_and_nvlinks_that_are_down_are_worse() -> None:
 
 def test_a_fact_that_is_unknown_now_is_not_compared_and_named() -> None:
     broken = edited(in_command(SMI, ".*", "Failed to initialize NVML: Driver/library version mismatch\n", times=1))
-    found = compare(good(), broken)
-    assert "smi" in found.not_compared
-    assert ("worse", "node", "nvidia-smi") in words(list(found.changes))
-    assert not [one for one in found.changes if one.what == "GPU"], "the cards are still listed by the driver"
+    comparison = compare(good(), broken)
+    assert "smi" in comparison.not_compared
+    assert ("worse", "node", "nvidia-smi") in words(list(comparison.changes))
+    assert not [change for change in comparison.changes if change.what == "GPU"], (
+        "the cards are still listed by the driver"
+    )
 
 
 def finding(check: str, status: str, component: str = "node", *, figure: float | None = None) -> Finding:
@@ -208,13 +212,13 @@ def finding(check: str, status: str, component: str = "node", *, figure: float |
     ],
 )
 def test_verdicts(before: list[tuple[str, ...]], after: list[tuple[str, ...]], expected: list[tuple[str, ...]]) -> None:
-    one, other = (
+    old, new = (
         Snapshot(
-            host="n", level="quick", simulated=False, facts={}, verdicts=verdicts_of(finding(*each) for each in found)
+            host="n", level="quick", simulated=False, facts={}, verdicts=verdicts_of(finding(*each) for each in rows)
         )
-        for found in (before, after)
+        for rows in (before, after)
     )
-    assert sorted(words(changes(one, other))) == sorted(expected)
+    assert sorted(words(changes(old, new))) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +232,7 @@ def test_verdicts(before: list[tuple[str, ...]], after: list[tuple[str, ...]], e
     ids=["slower", "within 5 %", "faster", "within the noise of its siblings"],
 )
 def test_figures_beyond_the_noise_of_both_runs(before: list[float], after: list[float], effects: list[str]) -> None:
-    one, other = (
+    old, new = (
         Snapshot(
             host="n",
             level="standard",
@@ -240,18 +244,18 @@ def test_figures_beyond_the_noise_of_both_runs(before: list[float], after: list[
         )
         for figures in (before, after)
     )
-    assert [change.effect for change in changes(one, other)] == effects
+    assert [change.effect for change in changes(old, new)] == effects
 
 
 def test_counters_that_no_healthy_node_increases_are_worse() -> None:
     after = edited(in_command(SMI, r"<remapped_row_unc>0", "<remapped_row_unc>12", times=1))
-    found = changes(good(), after)
-    assert words(found) == [("worse", "gpu0", "remapped rows uncorrectable")]
-    assert (found[0].before, found[0].after) == (0, 12)
+    differences = changes(good(), after)
+    assert words(differences) == [("worse", "gpu0", "remapped rows uncorrectable")]
+    assert (differences[0].before, differences[0].after) == (0, 12)
 
 
-def runs(one: list[Snapshot], other: list[Snapshot]) -> Comparison:
-    return compare_runs(one, other, (RunOrigin(name="a"), RunOrigin(name="b")))
+def runs(before: list[Snapshot], after: list[Snapshot]) -> Comparison:
+    return compare_runs(before, after, (RunOrigin(name="a"), RunOrigin(name="b")))
 
 
 def test_a_fleet_in_text_and_markdown() -> None:
@@ -259,14 +263,14 @@ def test_a_fleet_in_text_and_markdown() -> None:
     changed = with_facts(good(), {"loaded_driver.version": "999.10.01"})
     after = [changed.model_copy(update={"host": node.host}) for node in before[:39]]
     unreached = Snapshot(host="gpu-39", level="quick")
-    found = runs([*before, good(host="gone")], [*after, unreached, good(host="new")])
-    text = as_text(found)
+    comparison = runs([*before, good(host="gone")], [*after, unreached, good(host="new")])
+    text = as_text(comparison)
     assert text.count("gpu-[00-38]: loaded driver version: ") == 1
     assert "only in the first run: gone\n" in text
     assert "only in the second run: new\n" in text
     assert "not reached in the second run: gpu-39\n" in text
     assert text.endswith("a -> b: 39 nodes, 39 changed: 0 worse, 0 better, 39 other\n")
-    table = as_markdown(found)
+    table = as_markdown(comparison)
     assert table.count("\n|") == 3
     assert all(line.count("|") == 5 for line in table.splitlines() if line.startswith("|"))
 
@@ -283,7 +287,7 @@ def test_a_fault_that_was_not_there_is_no_improvement(before: bool | None, after
     path = f"smi.document.gpus[{good().gpus[0].uuid}].reset_required"
 
     def side(value: bool | None) -> Snapshot:
-        facts = {key: one for key, one in (good().facts or {}).items() if key != path}
+        facts = {key: fact for key, fact in (good().facts or {}).items() if key != path}
         return good().model_copy(update={"facts": facts if value is None else {**facts, path: value}})
 
-    assert [one.effect for one in compare(side(before), side(after)).changes] == [effect]
+    assert [change.effect for change in compare(side(before), side(after)).changes] == [effect]

@@ -18,7 +18,7 @@ NODES = effort(60, 200)
 def fleet(seed: int, nodes: int = NODES, planted: Mapping[int, Edit] | None = None) -> list[Snapshot]:
     """Healthy nodes of one model, no two alike: names, identities, temperatures, figures; with planted deviations."""
     chance = random.Random(seed)  # noqa: S311
-    found = []
+    snapshots = []
     for number in range(nodes):
         facts = {
             path: value.replace("00000002", f"{number:08x}") if isinstance(value, str) else value
@@ -36,8 +36,8 @@ def fleet(seed: int, nodes: int = NODES, planted: Mapping[int, Edit] | None = No
                 ),
             }
         )
-        found.append(planted[number](node) if planted and number in planted else node)
-    return found
+        snapshots.append(planted[number](node) if planted and number in planted else node)
+    return snapshots
 
 
 def facts_with(**paths: Scalar) -> Edit:
@@ -61,10 +61,10 @@ def newer_driver(node: Snapshot) -> Snapshot:
 
 def slow_gpu(node: Snapshot) -> Snapshot:
     slow = [
-        one.model_copy(update={"value": 0.7 * one.value})
-        if (one.metric, one.component) == ("gemm_bf16", "gpu2")
-        else one
-        for one in node.figures
+        figure.model_copy(update={"value": 0.7 * figure.value})
+        if (figure.metric, figure.component) == ("gemm_bf16", "gpu2")
+        else figure
+        for figure in node.figures
     ]
     return node.model_copy(update={"figures": tuple(slow)})
 
@@ -86,17 +86,17 @@ def planted() -> dict[int, Edit]:
     }
 
 
-def by_hosts(found: list[Outlier]) -> dict[tuple[str, ...], list[str]]:
+def by_hosts(deviations: list[Outlier]) -> dict[tuple[str, ...], list[str]]:
     names: dict[tuple[str, ...], list[str]] = {}
-    for one in found:
-        names.setdefault(one.hosts, []).append(one.what)
+    for outlier in deviations:
+        names.setdefault(outlier.hosts, []).append(outlier.what)
     return names
 
 
 def test_seven_planted_deviations_and_nothing_else() -> None:
     nodes = fleet(1, planted=planted())
-    found = by_hosts(outliers(nodes))
-    assert found == {
+    names = by_hosts(outliers(nodes))
+    assert names == {
         ("gpu-003", "gpu-011"): ["loaded driver version"],
         ("gpu-017",): ["bf16 products in GB/s"],
         ("gpu-023",): ["pcie width current"],
@@ -104,7 +104,7 @@ def test_seven_planted_deviations_and_nothing_else() -> None:
         ("gpu-037",): ["sysctl vm.swappiness"],
         ("gpu-041",): ["vbios version"],
         ("gpu-047",): ["transparent hugepages"],
-    }, found
+    }, names
 
 
 @pytest.mark.parametrize("seed", range(effort(3, 20)))
@@ -132,9 +132,9 @@ def test_an_outlier_in_words(drop: str, add: dict[str, Scalar], expected: str | 
     def edit(node: Snapshot) -> Snapshot:
         return facts_with(**add)(without(drop)(node))
 
-    found = [one.text for one in outliers(fleet(5, 8, {3: edit}))]
-    assert len(found) == (expected is not None), found
-    assert all(text.startswith(str(expected)) for text in found), found
+    texts = [outlier.text for outlier in outliers(fleet(5, 8, {3: edit}))]
+    assert len(texts) == (expected is not None), texts
+    assert all(text.startswith(str(expected)) for text in texts), texts
 
 
 def test_small_groups_have_no_verdict() -> None:
@@ -146,18 +146,18 @@ def test_small_groups_have_no_verdict() -> None:
 
 def test_a_fleet_between_two_drivers_is_mixed() -> None:
     nodes = fleet(1, nodes=10, planted=dict.fromkeys(range(4), newer_driver))
-    found = outliers(nodes)
-    assert [(one.kind, one.what) for one in found if "driver version" in one.what] == [
+    deviations = outliers(nodes)
+    assert [(outlier.kind, outlier.what) for outlier in deviations if "driver version" in outlier.what] == [
         ("mixed", "loaded driver version")
     ]
-    assert "999.10.01 on 4 nodes" in str(found[0].found)
+    assert "999.10.01 on 4 nodes" in str(deviations[0].found)
 
 
 def test_a_node_against_its_rack() -> None:
     nodes = fleet(1, nodes=10, planted=dict.fromkeys(range(5), newer_driver))
     racks = {node.host: "rack-a" if number in (0, 1, 2, 3, 5) else "rack-b" for number, node in enumerate(nodes)}
-    found = [one for one in outliers(nodes, racks) if one.kind == "value"]
-    assert sorted((one.hosts, one.group.rpartition(" ")[2]) for one in found) == [
+    deviations = [outlier for outlier in outliers(nodes, racks) if outlier.kind == "value"]
+    assert sorted((outlier.hosts, outlier.group.rpartition(" ")[2]) for outlier in deviations) == [
         (("gpu-004",), "rack-b"),
         (("gpu-005",), "rack-a"),
     ]
@@ -171,7 +171,7 @@ def test_growth_of_a_counter_that_a_reboot_resets(values: list[float], expected:
 
 
 @pytest.mark.parametrize(
-    ("temperatures", "found"),
+    ("temperatures", "rising"),
     [
         ([30 + day for day in range(10)], True),
         ([30, 31, 30, 29, 31, 30, 30, 31, 30, 29], False),
@@ -180,12 +180,12 @@ def test_growth_of_a_counter_that_a_reboot_resets(values: list[float], expected:
     ],
     ids=["warmer every day", "noise", "too few points", "one warm day"],
 )
-def test_temperature_at_idle(temperatures: list[float], found: bool) -> None:
+def test_temperature_at_idle(temperatures: list[float], rising: bool) -> None:
     runs = [
         (f"2026-11-{day:02d}T09:00:00Z", Snapshot(host="n", level="quick", idle_temperatures_c={"GPU-1": float(value)}))
         for day, value in enumerate(temperatures, start=1)
     ]
-    assert [one.kind for one in trends("n", runs)] == ["temperature"] * found
+    assert [trend.kind for trend in trends("n", runs)] == ["temperature"] * rising
 
 
 def test_a_bandwidth_that_falls() -> None:
@@ -200,8 +200,8 @@ def test_a_bandwidth_that_falls() -> None:
         )
         for day in range(1, 21)
     ]
-    (found,) = trends("n", runs)
-    assert found.text == "gpu1: host to device -21% in 19 days (20 points)"
+    (trend,) = trends("n", runs)
+    assert trend.text == "gpu1: host to device -21% in 19 days (20 points)"
 
 
 def test_a_clock_that_went_back_changes_no_trend() -> None:
@@ -211,5 +211,5 @@ def test_a_clock_that_went_back_changes_no_trend() -> None:
         (f"2026-11-{day:02d}T09:00:00Z", Snapshot(host="n", level="quick", counters={path: float(number)}))
         for number, day in enumerate(days)
     ]
-    (found,) = trends("n", runs)
-    assert (found.change, found.days, found.points) == (6, 19, 7)
+    (trend,) = trends("n", runs)
+    assert (trend.change, trend.days, trend.points) == (6, 19, 7)

@@ -48,12 +48,12 @@ def test_a_run_comes_back_as_it_was(folder: Path) -> None:
     with History(folder) as history:
         assert list(history.snapshots(number)) == [node(), node("gpu-02")]
         assert [run.id for run in history.runs()] == [number]
-        found = history.findings(number)
-        assert [(one.host, one.check, one.component) for one in found] == [
+        findings = history.findings(number)
+        assert [(finding.host, finding.check, finding.component) for finding in findings] == [
             ("gpu-01", "gpu.count", "gpu1"),
             ("gpu-02", "gpu.count", "gpu1"),
         ]
-        assert len(found[0].message) == store.MOST_MESSAGE
+        assert len(findings[0].message) == store.MOST_MESSAGE
     assert (folder / FILE).stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -210,7 +210,7 @@ def test_two_controllers_write_at_once(folder: Path) -> None:
     numbers: list[int] = []
 
     def controller(name: int) -> None:
-        numbers.extend(save(node(f"gpu-{name}-{one}")) for one in range(8))
+        numbers.extend(save(node(f"gpu-{name}-{number}")) for number in range(8))
 
     threads = [threading.Thread(target=controller, args=(name,)) for name in range(3)]
     for thread in threads:
@@ -362,7 +362,7 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing(folder: Path, monkeypatc
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         bundle_of(folder, 1, "gpu-01")
-    assert (path.read_bytes(), [one.name for one in path.parent.iterdir()]) == (before, [path.name])
+    assert (path.read_bytes(), [file.name for file in path.parent.iterdir()]) == (before, [path.name])
 
 
 def test_a_lock_that_is_held_is_waited_for_within_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

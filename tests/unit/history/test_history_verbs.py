@@ -97,7 +97,9 @@ def test_outliers_of_a_fleet_in_the_report(tmp_path: Path, capsys: pytest.Captur
         (bundles / f"{number}.json").write_text(swapped(driver, "999.10.01")(text) if number == 3 else text)
     cli(["validate", "--replay", str(bundles), *SELECT, "--format", "json"])
     fleet = json.loads(capsys.readouterr().out)["fleet"]
-    assert [(one["hosts"], one["what"]) for one in fleet["outliers"]] == [(["gpu-03"], "loaded driver version")]
+    assert [(outlier["hosts"], outlier["what"]) for outlier in fleet["outliers"]] == [
+        (["gpu-03"], "loaded driver version")
+    ]
     assert fleet["inconsistencies"] == []
     cli(["validate", "--replay", str(bundles), *SELECT])
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("differs"))
@@ -143,8 +145,10 @@ def test_gpus_that_are_missing_since_an_earlier_run_are_a_failure(
     request = JudgingRequest(
         expectation=Expectation(), checks=frozenset({"gpu.present"}), earlier_gpus={"gpu-01": earlier["gpu-01"]}
     )
-    found = findings_of(text, facts_from_bundle(text), request, level="quick", policy=NO_POLICY)
-    assert [(one.status, one.source) for one in found] == [(Status.FAIL, "run 1 of 2026-11-20T09:00:00Z")]
+    findings = findings_of(text, facts_from_bundle(text), request, level="quick", policy=NO_POLICY)
+    assert [(finding.status, finding.source) for finding in findings] == [
+        (Status.FAIL, "run 1 of 2026-11-20T09:00:00Z")
+    ]
     # A bundle that another transport brought: collect names it by its host.
     bundle.write_text(json.dumps(document))
     assert replay(bundle, "--select", "gpu.present", "--history", "--since", "1") == 1
@@ -217,8 +221,8 @@ def test_racks_of_the_inventory_reach_the_outliers(
     inventory.write_text(json.dumps({"all": {"vars": {"ansible_connection": "local"}, "hosts": hosts}}))
     fleet_of(monkeypatch, dict(answers))
     cli(["validate", "-i", str(inventory), *SELECT, "--no-history", "--format", "json"])
-    found = json.loads(capsys.readouterr().out)["fleet"]["outliers"]
-    assert [(one["hosts"], one["what"], one["usual"]) for one in found] == [
+    outliers = json.loads(capsys.readouterr().out)["fleet"]["outliers"]
+    assert [(outlier["hosts"], outlier["what"], outlier["usual"]) for outlier in outliers] == [
         (["gpu-09"], "loaded driver version", "999.10.01")
     ]
-    assert found[0]["group"].endswith(" in r2")
+    assert outliers[0]["group"].endswith(" in r2")
