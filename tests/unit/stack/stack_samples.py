@@ -82,8 +82,8 @@ def case(*gpus: GpuGroup | str, today: date = TODAY, **settings: Any) -> Candida
 def reported(rule_id: str, about: CandidateCase) -> list[Objection]:
     """What one rule reports against a case, about the question and about the candidate."""
     rule = rules[rule_id]
-    found = list(rule.ask(about.question)) if rule.ask else []
-    return found + (list(rule.judge(about)) if rule.judge else [])
+    objections = list(rule.ask(about.question)) if rule.ask else []
+    return objections + (list(rule.judge(about)) if rule.judge else [])
 
 
 def decided(rule_id: str, about: CandidateCase) -> dict[str, Choice]:

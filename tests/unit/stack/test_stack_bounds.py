@@ -89,11 +89,11 @@ def answered(gpu: str, settings: Settings, catalog: Catalog) -> Stack:
     return answer
 
 
-@pytest.mark.parametrize(("overlay", "gpu", "settings", "what"), WITHOUT)
+@pytest.mark.parametrize(("overlay", "gpu", "settings", "bound"), WITHOUT)
 def test_acceptance_without_a_bound_is_a_warning(
-    overlay: str, gpu: str, settings: Settings, what: str, tmp_path: Path
+    overlay: str, gpu: str, settings: Settings, bound: str, tmp_path: Path
 ) -> None:
-    rule, fact = what.split()
+    rule, fact = bound.split()
     with_bound = [w.text for w in answered(gpu, settings, CATALOG).warnings if fact in w.text]
     assert with_bound == []
     without = [w for w in answered(gpu, settings, overlaid(tmp_path, overlay)).warnings if fact in w.text]
@@ -102,14 +102,14 @@ def test_acceptance_without_a_bound_is_a_warning(
     assert "--overlay" in without[0].text
 
 
-@pytest.mark.parametrize(("overlay", "gpu", "settings", "what"), UNSURE)
+@pytest.mark.parametrize(("overlay", "gpu", "settings", "bound"), UNSURE)
 def test_acceptance_on_an_unsure_bound_is_a_warning(
-    overlay: str, gpu: str, settings: Settings, what: str, tmp_path: Path
+    overlay: str, gpu: str, settings: Settings, bound: str, tmp_path: Path
 ) -> None:
-    rule, fact = what.split()
-    found = [w for w in answered(gpu, settings, overlaid(tmp_path, overlay)).warnings if fact in w.text]
-    assert rule in [w.rule.split("-")[0] for w in found]
-    assert all(w.text.startswith("rests on") for w in found)
+    rule, fact = bound.split()
+    warnings = [w for w in answered(gpu, settings, overlaid(tmp_path, overlay)).warnings if fact in w.text]
+    assert rule in [w.rule.split("-")[0] for w in warnings]
+    assert all(w.text.startswith("rests on") for w in warnings)
 
 
 def test_a_release_before_the_lists_rests_on_no_list() -> None:
@@ -127,7 +127,7 @@ def test_every_rule_declares_its_bounds_or_is_known_to_have_none() -> None:
     assert {rule.id.split("-")[0] for rule in rules} == needing | WITHOUT_BOUND
     sections = {need.split(".")[0] for rule in rules for need in rule.needs}
     assert sections == set(ROWS) - {"platforms"} | {"systems"}
-    tried = {what.split()[0] for *_, what in (*WITHOUT, *UNSURE)} | {"R07", "R10"}
+    tried = {bound.split()[0] for *_, bound in (*WITHOUT, *UNSURE)} | {"R07", "R10"}
     assert tried == needing
 
 

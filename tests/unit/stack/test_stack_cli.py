@@ -207,7 +207,7 @@ def inventory(tmp_path: Path) -> Path:
 
 def locked(document: Plan, path: Path, limit: str | None, *groups: str) -> list[str]:
     listing = Inventory((str(path),), {}, groups)
-    return [str(one.relative_to(path.parent)) for one in write_locks(document, listing, limit)]
+    return [str(lock.relative_to(path.parent)) for lock in write_locks(document, listing, limit)]
 
 
 def decided(*hosts: tuple[str, ...], driver: tuple[str, ...] = ("580", "595")) -> Plan:
@@ -258,12 +258,12 @@ def test_a_lock_that_an_older_one_would_beat_is_refused(inventory: Path) -> None
         locked(decided(("n1", "n2"), driver=("595",)), inventory, "gpu", "all", "gpu", "west")
     assert effective(inventory) == 580
     assert not (inventory.parent / "group_vars" / "gpu").exists(), "nothing is left of a lock that was refused"
-    own = inventory.parent / "host_vars" / "n1" / LOCK_FILE
-    own.parent.mkdir(parents=True)
-    own.write_text("gpunode_stack: {}\n")
+    host_lock = inventory.parent / "host_vars" / "n1" / LOCK_FILE
+    host_lock.parent.mkdir(parents=True)
+    host_lock.write_text("gpunode_stack: {}\n")
     with pytest.raises(UsageError, match="nothing was locked"):
         locked(decided(("n1", "n2"), driver=("595",)), inventory, "gpu", "all", "gpu", "west")
-    assert own.read_text() == "gpunode_stack: {}\n", "what was removed is put back"
+    assert host_lock.read_text() == "gpunode_stack: {}\n", "what was removed is put back"
 
 
 def test_a_variable_of_the_user_that_would_win_is_named(inventory: Path) -> None:

@@ -14,14 +14,14 @@ EIGHT_B200 = group("B200", 8)
 
 
 def test_a_fabric_manager_of_exactly_the_driver_s_version() -> None:
-    found = decided("R11-fm-exact", case(EIGHT_H100))
-    manager = found["fabric_manager"].value
+    choices = decided("R11-fm-exact", case(EIGHT_H100))
+    manager = choices["fabric_manager"].value
     assert isinstance(manager, Service)
     assert (manager.version, manager.same_as_driver) == ("580.95.05", True)
-    assert [(p.name, p.version, p.with_driver) for p in found["fabric_manager"].packages] == [
+    assert [(p.name, p.version, p.with_driver) for p in choices["fabric_manager"].packages] == [
         ("nvidia-fabricmanager", "580.95.05-*", True)
     ]
-    assert isinstance(found["nscq"].value, Service)
+    assert isinstance(choices["nscq"].value, Service)
     alone = decided("R11-fm-exact", case(group("H100 SXM", 1)))
     assert (alone["fabric_manager"].value, alone["nscq"].value) == (None, None)
     assert alone["fabric_manager"].text.startswith("not needed")
@@ -60,22 +60,22 @@ def test_nvlink_5_and_racks() -> None:
     ],
 )
 def test_dcgm_by_the_driver_s_cuda(gpu: str, version: str, packages: list[str]) -> None:
-    found = decided("R17-dcgm", case(gpu, version=version))["dcgm"]
-    assert [package.name for package in found.packages] == packages
-    assert {package.version for package in found.packages} == {"1:4.6.1-*"}
+    choice = decided("R17-dcgm", case(gpu, version=version))["dcgm"]
+    assert [package.name for package in choice.packages] == packages
+    assert {package.version for package in choice.packages} == {"1:4.6.1-*"}
 
 
 def test_no_dcgm_where_none_is_known() -> None:
     for about in (case("A100", os="debian-13"), case("A100", **BOOKWORM)):
-        found = decided("R17-dcgm", about)["dcgm"]
-        assert (found.value, found.packages) == (None, ())
-        assert found.text
+        choice = decided("R17-dcgm", about)["dcgm"]
+        assert (choice.value, choice.packages) == (None, ())
+        assert choice.text
 
 
 def test_four_packages_of_the_container_toolkit() -> None:
-    found = decided("R18-ctk", case("A100"))["container_toolkit"]
-    assert len(found.packages) == 4
-    assert {package.version for package in found.packages} == {"1.20.1-*"}
+    choice = decided("R18-ctk", case("A100"))["container_toolkit"]
+    assert len(choice.packages) == 4
+    assert {package.version for package in choice.packages} == {"1.20.1-*"}
     assert decided("R18-ctk", case("A100", os="rhel-9"))["container_toolkit"].packages[0].version == "1.20.1"
     assert len(decided("R18-ctk", case("A100", **BOOKWORM))["container_toolkit"].packages) == 4
 
@@ -93,9 +93,9 @@ def test_four_packages_of_the_container_toolkit() -> None:
     ],
 )
 def test_gpudirect_rdma(gpu: str, settings: dict[str, Any], answer: bool | None, words: str) -> None:
-    found = decided("R19-gdr", case(gpu, **settings))["gpudirect_rdma"]
-    assert found.value is answer
-    assert words in found.text
+    choice = decided("R19-gdr", case(gpu, **settings))["gpudirect_rdma"]
+    assert choice.value is answer
+    assert words in choice.text
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_gpudirect_rdma(gpu: str, settings: dict[str, Any], answer: bool | None,
     ],
 )
 def test_frameworks_that_run(gpu: str, version: str, pytorch: tuple[str | None, str | None]) -> None:
-    found = decided("R20-framework", case(gpu, version=version))["frameworks"].value
+    frameworks = decided("R20-framework", case(gpu, version=version))["frameworks"].value
     if pytorch[0] is None:
-        assert found is None or (isinstance(found, Frameworks) and found.pytorch is None)
+        assert frameworks is None or (isinstance(frameworks, Frameworks) and frameworks.pytorch is None)
     else:
-        assert isinstance(found, Frameworks)
-        assert (found.pytorch, found.pytorch_cuda) == pytorch
+        assert isinstance(frameworks, Frameworks)
+        assert (frameworks.pytorch, frameworks.pytorch_cuda) == pytorch
 
 
 def test_tensorflow_s_cuda_must_know_the_gpu() -> None:
@@ -162,8 +162,8 @@ def test_what_must_go_first() -> None:
 
 
 def test_the_end_of_life_is_the_earlier_of_two() -> None:
-    found = decided("R13-branch-eol", case("A100"))["eol"]
-    assert str(found.value) == "2028-06-30"
+    choice = decided("R13-branch-eol", case("A100"))["eol"]
+    assert str(choice.value) == "2028-06-30"
     assert decided("R13-branch-eol", case("A100", version="620.70.06"))["eol"].value is None
 
 
@@ -181,15 +181,15 @@ def test_libraries_that_do_not_know_the_gpu_are_not_chosen() -> None:
 )
 def test_tensorflow_only_where_its_wheels_have_code_for_the_gpu(gpu: str, arch: str, tensorflow: str | None) -> None:
     flavour = "open" if gpu == "GH200" else "proprietary"
-    found = decided("R20-framework", case(gpu, arch=arch, flavour=flavour))["frameworks"].value
-    assert isinstance(found, Frameworks)
-    assert found.tensorflow == tensorflow
+    frameworks = decided("R20-framework", case(gpu, arch=arch, flavour=flavour))["frameworks"].value
+    assert isinstance(frameworks, Frameworks)
+    assert frameworks.tensorflow == tensorflow
 
 
 def test_the_compat_package_is_on_the_host_for_the_host_s_toolkit_alone() -> None:
     settings: dict[str, Any] = {"version": "535.261.03", "compat": "13.0"}
-    found = decided("R14-compat-matrix", case("A100", toolkit="13.0", **settings))["cuda_compat"]
-    assert [package.name for package in found.packages] == ["cuda-compat-13-0"]
+    choice = decided("R14-compat-matrix", case("A100", toolkit="13.0", **settings))["cuda_compat"]
+    assert [package.name for package in choice.packages] == ["cuda-compat-13-0"]
     in_image = decided("R14-compat-matrix", case("A100", cuda="13.0", **settings))["cuda_compat"]
     assert (in_image.value, in_image.packages) == (None, ())
     assert "the image must contain cuda-compat-13-0" in in_image.text

@@ -14,8 +14,8 @@ def test_every_rule_is_declared_and_does_something() -> None:
 
 
 def test_a_rule_is_declared_once() -> None:
-    own = Rules()
-    own.judges("R01-own", means="One", facts="none")
-    own.decides("R01-own", "driver")
+    rulebook = Rules()
+    rulebook.judges("R01-own", means="One", facts="none")
+    rulebook.decides("R01-own", "driver")
     with pytest.raises(ValueError, match="R01-own is declared twice"):
-        own.asks("R01-own", means="Another", facts="none")
+        rulebook.asks("R01-own", means="Another", facts="none")

@@ -21,10 +21,10 @@ def changed(field: str, value: Any) -> Stack:
     """A stack that is well, but for one field."""
     document = _well().model_dump(by_alias=True)
     *above, last = field.split(".")
-    place: Any = document
+    parent: Any = document
     for name in above:
-        place = place[int(name) if name.isdigit() else name]
-    place[last] = value
+        parent = parent[int(name) if name.isdigit() else name]
+    parent[last] = value
     return Stack.model_validate(document)
 
 
@@ -41,11 +41,11 @@ def test_a_stack_of_ours_is_locked() -> None:
 def test_a_template_is_in_no_field(field: str, text: str) -> None:
     document = _well().model_dump(by_alias=True)
     if field.startswith("warnings") and not document["warnings"]:
-        one = changed("warnings", [{"rule": "catalog", "text": text}])
+        lock = changed("warnings", [{"rule": "catalog", "text": text}])
     else:
-        one = changed(field, text)
+        lock = changed(field, text)
     with pytest.raises(UsageError, match=r"gpunode_stack: .* which is not allowed in a lock") as refused:
-        lock_document(one)
+        lock_document(lock)
     assert "\n" not in str(refused.value)
 
 

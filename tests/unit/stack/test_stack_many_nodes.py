@@ -46,11 +46,11 @@ def write_bundles(folder: Path) -> int:
     for number in range(HOSTS):
         files = dict(document["files"])
         for slot in range(8):
-            place = f"0000:{16 + slot:02x}:00.0"
-            files["/sys/bus/pci/devices/"] = (files["/sys/bus/pci/devices/"] or "") + f"{place}\n"
+            address = f"0000:{16 + slot:02x}:00.0"
+            files["/sys/bus/pci/devices/"] = (files["/sys/bus/pci/devices/"] or "") + f"{address}\n"
             pci = GPUS[number % len(GPUS)].upper()
-            files[f"/sys/bus/pci/devices/{place}/uevent"] = (
-                f"PCI_CLASS=30200\nPCI_ID=10DE:{pci}\nPCI_SLOT_NAME={place}\n"
+            files[f"/sys/bus/pci/devices/{address}/uevent"] = (
+                f"PCI_CLASS=30200\nPCI_ID=10DE:{pci}\nPCI_SLOT_NAME={address}\n"
             )
         # What nvidia-smi prints of eight GPUs is most of a real bundle.
         padded = dict(document["commands"])

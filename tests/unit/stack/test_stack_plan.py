@@ -106,7 +106,7 @@ def test_a_gap_that_matters_decides_nothing(field: str) -> None:
 
 def test_what_is_installed() -> None:
     nvidia = "NVIDIA CORPORATION <cudatools@nvidia.com>"
-    found = picture_from_facts(
+    picture = picture_from_facts(
         facts(
             packages=(
                 package("nvidia-dkms-580-open", "580.95.05-1ubuntu1", nvidia),
@@ -120,11 +120,11 @@ def test_what_is_installed() -> None:
         ),
         CATALOG,
     )
-    assert found.installed is not None
-    assert (found.installed.version, found.installed.flavour) == ("580.95.05", "open")
-    assert found.installed.origins == ("nvidia",)
-    assert {row.name for row in found.installed.closure} == {"nvidia-dkms-580-open", "libnvidia-compute-580"}
-    assert (found.kernel, found.loaded_version) == ("6.8.0-60-generic", "580.95.05")
+    assert picture.installed is not None
+    assert (picture.installed.version, picture.installed.flavour) == ("580.95.05", "open")
+    assert picture.installed.origins == ("nvidia",)
+    assert {row.name for row in picture.installed.closure} == {"nvidia-dkms-580-open", "libnvidia-compute-580"}
+    assert (picture.kernel, picture.loaded_version) == ("6.8.0-60-generic", "580.95.05")
 
 
 def test_meta_packages_of_kernels_the_newest_first() -> None:
@@ -146,9 +146,9 @@ def test_meta_packages_of_kernels_the_newest_first() -> None:
 def test_the_module_on_disk_shows_the_flavour() -> None:
     module = ModuleFile(kernel="6.8", path="/x", version="580.95.05", vermagic=None, flavour="proprietary", signed=True)
     odd = package("nvidia-dkms-580-open", "580.95.05-1", "NVIDIA CORPORATION <cudatools@nvidia.com>")
-    found = picture_from_facts(facts(packages=(odd,), module_files=(module,)), CATALOG)
-    assert found.installed is not None
-    assert found.installed.flavour == "proprietary"
+    picture = picture_from_facts(facts(packages=(odd,), module_files=(module,)), CATALOG)
+    assert picture.installed is not None
+    assert picture.installed.flavour == "proprietary"
 
 
 def test_the_recorded_lab_node() -> None:
@@ -203,16 +203,16 @@ def test_drift(have: str | None, locked: str | None, state: str, past_eol: bool)
     lock = lock_document(stack(platform="hgx-h100-8", driver=locked))[LOCK_NAME] if locked else None
     host = PlanHost("n1", observed(installed=driver(have) if have else None), lock=lock)
     (group,) = plan([host], Request(), CATALOG, TODAY).groups
-    (found,) = group.drift
-    assert (found.state, found.past_eol) == (state, past_eol)
-    assert found.hosts == ("n1",)
+    (drift,) = group.drift
+    assert (drift.state, drift.past_eol) == (state, past_eol)
+    assert drift.hosts == ("n1",)
 
 
 def test_a_lock_decides_where_no_driver_is_requested() -> None:
     lock = lock_document(stack(platform="hgx-h100-8", driver="580.95.05"))[LOCK_NAME]
     hosts = [PlanHost("locked", observed(), lock=lock), PlanHost("free", observed())]
     decided = {group.hosts: group.stack for group in plan(hosts, Request(), CATALOG, TODAY).groups}
-    assert {hosts: found and found.driver.version for hosts, found in decided.items()} == {
+    assert {hosts: chosen and chosen.driver.version for hosts, chosen in decided.items()} == {
         ("free",): "595.91.07",
         ("locked",): "580.95.05",
     }

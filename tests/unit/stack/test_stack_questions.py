@@ -50,10 +50,10 @@ def asked(text: str) -> Question:
 
 def refusing(question: Question) -> set[str]:
     """The rules that refuse a candidate, or the question itself."""
-    found = {rule for rule, verdict in rules.objections(question) if verdict.refuses}
+    rule_ids = {rule for rule, verdict in rules.objections(question) if verdict.refuses}
     for candidate in candidates(question):
-        found |= {rule for rule, verdict in rules.verdicts(CandidateCase(question, candidate)) if verdict.refuses}
-    return {rule.split("-")[0] for rule in found}
+        rule_ids |= {rule for rule, verdict in rules.verdicts(CandidateCase(question, candidate)) if verdict.refuses}
+    return {rule.split("-")[0] for rule in rule_ids}
 
 
 def _frameworks(stack: Stack, name: str) -> list[str | None]:
@@ -78,17 +78,17 @@ HOLDS: dict[str, Callable[[Stack, list[str]], bool]] = {
 @pytest.mark.parametrize(("question", "answer", "source"), ROWS, ids=[row[0] + ": " + row[1] for row in ROWS])
 def test_the_answer_is_the_recorded_one(question: str, answer: str, source: str) -> None:
     kind, *words = answer.split()
-    what = asked(question)
-    case = first_case(what)
+    parsed = asked(question)
+    case = first_case(parsed)
     if kind == "refused":
         assert case is None, f"accepted: {case and case.candidate.version}; against it: {source}"
-        assert words[0] in refusing(what)
+        assert words[0] in refusing(parsed)
     elif kind == "offers":
-        conflict = resolve(what.request, what.node, CATALOG, TODAY)
+        conflict = resolve(parsed.request, parsed.node, CATALOG, TODAY)
         assert isinstance(conflict, Conflict)
         assert " ".join(words) in [change for offer in conflict.offers for change in offer.change]
     else:
-        assert case is not None, f"refused by {refusing(what)}; for it: {source}"
+        assert case is not None, f"refused by {refusing(parsed)}; for it: {source}"
         assert HOLDS[kind](assemble(case), words), assemble(case).to_json()
 
 
@@ -127,32 +127,32 @@ def recorded(known: dict[str, Any], server: bool) -> tuple[set[int], set[str]]:
             toolkits.add(f"{toolkit[1]}.{toolkit[2]}")
         if not re.search(r"nvidia|cuda-drivers", name) or (server and "-server" not in name):
             continue
-        found = (re.match(r"(?:\d+:)?(\d{3})\.\d+", str(version)) for version in package["versions"])
-        branches |= {int(match[1]) for match in found if match}
+        matches = (re.match(r"(?:\d+:)?(\d{3})\.\d+", str(version)) for version in package["versions"])
+        branches |= {int(match[1]) for match in matches if match}
     return branches, toolkits
 
 
-@pytest.mark.parametrize("place", DIRECTORIES, ids="-".join)
-def test_the_table_agrees_with_the_recorded_indexes(place: tuple[str, str]) -> None:
+@pytest.mark.parametrize("directory", DIRECTORIES, ids="-".join)
+def test_the_table_agrees_with_the_recorded_indexes(directory: tuple[str, str]) -> None:
     """What an index records is never refused for the repository; below a first branch that is sure all is."""
-    system, source = place
-    known = index(DIRECTORIES[place])
+    system, source = directory
+    known = index(DIRECTORIES[directory])
     branches, toolkits = recorded(known, server=source == "ubuntu")
     answers: dict[tuple[str, str], set[str]] = {}
     for question, answer, _ in ROWS:
         words = shlex.split(question)
-        given = dict(zip(words[::2], words[1::2], strict=True))
-        if given.get("--os") != system or given.get("--source", "nvidia") != source or "--kernel" in given:
+        options = dict(zip(words[::2], words[1::2], strict=True))
+        if options.get("--os") != system or options.get("--source", "nvidia") != source or "--kernel" in options:
             continue
-        for what in ("--driver", "--toolkit"):
-            if what in given:
-                answers.setdefault((what, given[what]), set()).add(" ".join(answer.split()[:2]))
+        for option in ("--driver", "--toolkit"):
+            if option in options:
+                answers.setdefault((option, options[option]), set()).add(" ".join(answer.split()[:2]))
     refused = {key for key, reported in answers.items() if reported & {"refused R15", "refused R24"}}
     assert answers
     assert not {("--driver", str(branch)) for branch in branches} & refused
     assert not {("--toolkit", toolkit) for toolkit in toolkits} & refused
     first = known["repository"].get("first_branch", {})
     if first.get("sure"):
-        asked = {key for key in answers if key[0] == "--driver" and int(key[1].split(".")[0]) < int(first["value"])}
-        assert asked
-        assert asked <= refused
+        too_old = {key for key in answers if key[0] == "--driver" and int(key[1].split(".")[0]) < int(first["value"])}
+        assert too_old
+        assert too_old <= refused

@@ -19,30 +19,30 @@ ON_580 = on_node(
 
 
 def test_an_hgx_board_with_long_term_support() -> None:
-    found = stack(platform="hgx-h100-8", driver="lts", cuda="13.0")
-    assert (found.driver.branch, found.driver.version, found.driver.type) == (580, "580.178.04", "LTSB")
-    assert (found.module.flavour, found.module.build) == ("open", "dkms")
-    assert found.fabric_manager is not None
-    assert found.fabric_manager.version == found.driver.version
-    assert found.dcgm is not None
-    assert found.dcgm.packages == ("datacenter-gpu-manager-4-cuda13",)
-    assert found.warnings == ()
-    assert found.eol == date(2028, 6, 30)
+    chosen = stack(platform="hgx-h100-8", driver="lts", cuda="13.0")
+    assert (chosen.driver.branch, chosen.driver.version, chosen.driver.type) == (580, "580.178.04", "LTSB")
+    assert (chosen.module.flavour, chosen.module.build) == ("open", "dkms")
+    assert chosen.fabric_manager is not None
+    assert chosen.fabric_manager.version == chosen.driver.version
+    assert chosen.dcgm is not None
+    assert chosen.dcgm.packages == ("datacenter-gpu-manager-4-cuda13",)
+    assert chosen.warnings == ()
+    assert chosen.eol == date(2028, 6, 30)
 
 
 def test_a_board_that_is_not_reported_is_warned_of_and_nothing_invented() -> None:
-    found = stack(group("H100 SXM", None), driver="lts", cuda="13.0")
-    assert found.fabric_manager is None
-    assert "depend on the board" in found.reasons["fabric_manager"].text
-    assert [warning.rule for warning in found.warnings] == ["R11-fm-exact"]
+    chosen = stack(group("H100 SXM", None), driver="lts", cuda="13.0")
+    assert chosen.fabric_manager is None
+    assert "depend on the board" in chosen.reasons["fabric_manager"].text
+    assert [warning.rule for warning in chosen.warnings] == ["R11-fm-exact"]
 
 
 def test_volta_cannot_have_cuda_13() -> None:
-    found = conflict("V100", os="ubuntu-22.04", cuda="13.0")
-    assert [str(term) for term in found.terms] == ["gpu V100", "cuda 13.0"]
-    assert "Volta, compute capability 7.0" in found.message
-    assert "floor of CUDA 13" in found.message
-    assert found.offers[0].summary.startswith("580 proprietary with CUDA 12.9")
+    refused = conflict("V100", os="ubuntu-22.04", cuda="13.0")
+    assert [str(term) for term in refused.terms] == ["gpu V100", "cuda 13.0"]
+    assert "Volta, compute capability 7.0" in refused.message
+    assert "floor of CUDA 13" in refused.message
+    assert refused.offers[0].summary.startswith("580 proprietary with CUDA 12.9")
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_volta_cannot_have_cuda_13() -> None:
     ],
 )
 def test_a_conflict_names_the_smallest_set(gpus: list[str], settings: dict[str, Any], terms: list[str]) -> None:
-    found = conflict(*gpus, **settings)
-    assert [str(term) for term in found.terms] == terms
-    assert found.clashes
-    assert found.offers
+    refused = conflict(*gpus, **settings)
+    assert [str(term) for term in refused.terms] == terms
+    assert refused.clashes
+    assert refused.offers
 
 
 def test_what_a_repository_starts_at_is_reported() -> None:
-    found = conflict(os="ubuntu-26.04", driver="580")
-    assert "starts at branch 595" in found.message
-    assert [offer.change[0] for offer in found.offers] == [
+    refused = conflict(os="ubuntu-26.04", driver="580")
+    assert "starts at branch 595" in refused.message
+    assert [offer.change[0] for offer in refused.offers] == [
         "--driver 595 instead of 580",
         "--source ubuntu",
         "--os ubuntu-24.04",
@@ -76,39 +76,39 @@ def test_what_a_repository_starts_at_is_reported() -> None:
 
 
 def test_offers_change_no_machine() -> None:
-    found = conflict("V100", cuda="13.0", observed=True, os="ubuntu-26.04")
-    assert all("--os" not in change and "--gpu" not in change for offer in found.offers for change in offer.change)
-    assert all(offer.stack.os == "ubuntu-26.04" for offer in found.offers)
+    refused = conflict("V100", cuda="13.0", observed=True, os="ubuntu-26.04")
+    assert all("--os" not in change and "--gpu" not in change for offer in refused.offers for change in offer.change)
+    assert all(offer.stack.os == "ubuntu-26.04" for offer in refused.offers)
 
 
 def test_several_changes_where_one_does_not_help() -> None:
-    found = conflict("V100", os="ubuntu-24.04", cuda="13.0", kernel_module="open", driver="610")
-    assert all(len(offer.change) > 1 for offer in found.offers)
-    assert found.offers
+    refused = conflict("V100", os="ubuntu-24.04", cuda="13.0", kernel_module="open", driver="610")
+    assert all(len(offer.change) > 1 for offer in refused.offers)
+    assert refused.offers
 
 
 def test_debian_s_own_driver_with_its_gaps() -> None:
-    found = stack("A100 80GB PCIe", os="debian-12", source="debian", cuda="12.2")
-    assert found.driver.version == "535.309.01"
-    assert found.driver.decided_by == "repository"
-    assert (found.dcgm, found.fabric_manager) == (None, None)
-    assert found.container_toolkit is not None
-    assert "has no DCGM" in found.reasons["dcgm"].text
-    assert [warning.rule for warning in found.warnings] == ["R13-branch-eol", "R21-no-service"]
-    own = {package.name: package.with_driver for package in found.packages}
-    assert own["nvidia-kernel-dkms"]
-    assert not own["nvidia-persistenced"]
+    chosen = stack("A100 80GB PCIe", os="debian-12", source="debian", cuda="12.2")
+    assert chosen.driver.version == "535.309.01"
+    assert chosen.driver.decided_by == "repository"
+    assert (chosen.dcgm, chosen.fabric_manager) == (None, None)
+    assert chosen.container_toolkit is not None
+    assert "has no DCGM" in chosen.reasons["dcgm"].text
+    assert [warning.rule for warning in chosen.warnings] == ["R13-branch-eol", "R21-no-service"]
+    with_driver = {package.name: package.with_driver for package in chosen.packages}
+    assert with_driver["nvidia-kernel-dkms"]
+    assert not with_driver["nvidia-persistenced"]
 
 
 def test_every_field_has_its_reason() -> None:
-    for found in (stack(platform="hgx-b200-8"), stack("V100", toolkit="12.9"), stack("A100", source="ubuntu")):
-        reported = set(found.reasons)
+    for chosen in (stack(platform="hgx-b200-8"), stack("V100", toolkit="12.9"), stack("A100", source="ubuntu")):
+        reported = set(chosen.reasons)
         assert reported == set(Stack.model_fields) - {
             *("schema_name", "os", "arch", "kernel", "platform", "gpus", "warnings", "reasons")
         }
         known = {rule.id for rule in rules} | {"wish", "preference", "installed", "catalog"}
-        assert {reason.rule for reason in found.reasons.values()} <= known
-        assert all(reason.text for reason in found.reasons.values())
+        assert {reason.rule for reason in chosen.reasons.values()} <= known
+        assert all(reason.text for reason in chosen.reasons.values())
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,10 @@ def test_lifetimes_are_those_of_the_day() -> None:
 
 def test_what_is_installed_stays_where_it_satisfies() -> None:
     for request in (None, "keep", "580", "580.95.05", "lts", "production"):
-        found = stack("A100", driver=request, installed=ON_580, observed=True)
-        assert (found.kept, found.driver.version, found.driver.decided_by) == (True, "580.95.05", "installed"), request
+        chosen = stack("A100", driver=request, installed=ON_580, observed=True)
+        assert (chosen.kept, chosen.driver.version, chosen.driver.decided_by) == (True, "580.95.05", "installed"), (
+            request
+        )
     for request in ("580.126.09", "595", "newest"):
         assert not stack("A100", driver=request, installed=ON_580, observed=True).kept
     assert not stack("A100", kernel_module="proprietary", installed=ON_580, observed=True).kept
@@ -168,10 +170,10 @@ def test_a_branch_keeps_its_installed_release_and_latest_moves(
     request_: str, flavour: Any, have: str, version: str
 ) -> None:
     old = on_node((f"nvidia-dkms-{have[:3]}-open", f"{have}-1", "nvidia"), flavour="open")
-    found = stack("A100", installed=old, observed=True, driver=request_, kernel_module=flavour)
-    assert found.driver.version == version
-    assert found.kept == (version == have and flavour is None)
-    assert {version} == {row.version.partition("-")[0] for row in found.packages if row.with_driver and row.version}
+    chosen = stack("A100", installed=old, observed=True, driver=request_, kernel_module=flavour)
+    assert chosen.driver.version == version
+    assert chosen.kept == (version == have and flavour is None)
+    assert {version} == {row.version.partition("-")[0] for row in chosen.packages if row.with_driver and row.version}
 
 
 def test_a_distribution_moves_within_its_branch_only_when_it_is_asked_to() -> None:
@@ -200,24 +202,24 @@ def test_mixed_publishers_are_a_conflict_with_the_way_out() -> None:
         ("nvidia-dkms-580-open", "580.95.05-1", "nvidia"),
         ("libnvidia-compute-580", "580.95.05-0ubuntu1.24.04", "ubuntu"),
     )
-    found = conflict("A100", installed=mixed, observed=True)
-    assert [term.name for term in found.terms] == ["installed"]
-    assert {offer.change[0] for offer in found.offers} == {"--source nvidia"}
+    refused = conflict("A100", installed=mixed, observed=True)
+    assert [term.name for term in refused.terms] == ["installed"]
+    assert {offer.change[0] for offer in refused.offers} == {"--source nvidia"}
 
 
 def test_one_answer_for_a_node_with_several_gpus() -> None:
-    found = stack("V100", "A100")
-    assert (found.driver.branch, found.module.flavour) == (580, "proprietary")
-    assert found.cuda.newest == "12.9"
-    assert found.cuda.oldest == "11.0"
+    chosen = stack("V100", "A100")
+    assert (chosen.driver.branch, chosen.module.flavour) == (580, "proprietary")
+    assert chosen.cuda.newest == "12.9"
+    assert chosen.cuda.oldest == "11.0"
 
 
 def test_forward_compatibility_while_the_branch_lived() -> None:
-    found = stack("A100", os="rhel-9", driver="535", toolkit="13.0", cuda="13.0", today=date(2026, 1, 15))
-    assert found.cuda.support == "forward-compat"
-    assert found.cuda.newest == "12.9", "what minor-version compatibility reaches"
-    assert found.cuda_compat is not None
-    assert "cuda-compat-13-0" in [package.name for package in found.packages]
+    chosen = stack("A100", os="rhel-9", driver="535", toolkit="13.0", cuda="13.0", today=date(2026, 1, 15))
+    assert chosen.cuda.support == "forward-compat"
+    assert chosen.cuda.newest == "12.9", "what minor-version compatibility reaches"
+    assert chosen.cuda_compat is not None
+    assert "cuda-compat-13-0" in [package.name for package in chosen.packages]
     in_image = stack("A100", os="rhel-9", driver="535", cuda="13.0", today=date(2026, 1, 15))
     assert (in_image.cuda.support, in_image.cuda_compat) == ("forward-compat", None)
     assert stack("A100", driver="580", cuda="13.2", today=date(2026, 1, 15)).cuda_compat is None
@@ -251,8 +253,8 @@ def test_precompiled_modules_move_with_their_kernel() -> None:
     assert not any("may be the kernel of" in warning.text for warning in hwe.warnings)
     either = stack("A100", source="ubuntu", kernel="6.8.0-60-generic")
     assert any("hwe" in warning.text for warning in either.warnings)
-    own = stack("A100", source="ubuntu", kernel="6.8.0-rt-custom")
-    assert (own.module.build, own.module.kernel_packages) == ("dkms", ())
+    custom = stack("A100", source="ubuntu", kernel="6.8.0-rt-custom")
+    assert (custom.module.build, custom.module.kernel_packages) == ("dkms", ())
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_precompiled_modules_follow_the_installed_kernel_meta_package(
 
 
 @pytest.mark.parametrize(
-    ("system", "asked", "branch"),
+    ("system", "requested", "branch"),
     [
         ("ubuntu-22.04", "590", 595),
         ("ubuntu-24.04", "590", 595),
@@ -290,16 +292,16 @@ def test_precompiled_modules_follow_the_installed_kernel_meta_package(
     ],
 )
 def test_a_transitional_branch_of_ubuntus_archive_is_the_branch_that_it_installs(
-    system: str, asked: str, branch: int
+    system: str, requested: str, branch: int
 ) -> None:
-    answer = stack("A100", source="ubuntu", driver=asked, os=system)
+    answer = stack("A100", source="ubuntu", driver=requested, os=system)
     assert answer.driver.branch == branch
-    assert {name for package in answer.packages if asked in (name := package.name)} == set()
+    assert {name for package in answer.packages if requested in (name := package.name)} == set()
     assert any("transitional" in warning.text for warning in answer.warnings)
     kept = stack(
         "A100",
         source="ubuntu",
-        driver=asked,
+        driver=requested,
         os=system,
         installed=on_node((f"nvidia-headless-no-dkms-{branch}-server-open", f"{branch}.1.2-0ubuntu1", "ubuntu")),
     )
@@ -315,7 +317,7 @@ def test_a_transitional_branch_is_none_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "mechanism", "what"),
+    ("settings", "mechanism", "held"),
     [
         ({"driver": "580"}, "preferences", "version 580.178.04-*"),
         ({"driver": "595"}, "preferences", "version 595.91.07-*"),
@@ -325,11 +327,11 @@ def test_a_transitional_branch_is_none_of_its_own() -> None:
         ({"source": "debian", "os": "debian-12"}, "preferences", "version 535.*"),
     ],
 )
-def test_how_a_version_is_held(settings: dict[str, Any], mechanism: str, what: str) -> None:
+def test_how_a_version_is_held(settings: dict[str, Any], mechanism: str, held: str) -> None:
     pin = stack("A100", **settings).pin
     assert pin is not None
     assert pin.mechanism == mechanism
-    assert what in (pin.pattern, *(stanza.pin for stanza in pin.preferences))
+    assert held in (pin.pattern, *(stanza.pin for stanza in pin.preferences))
 
 
 def test_a_pin_covers_all_packages_that_must_have_the_drivers_version() -> None:
@@ -342,9 +344,9 @@ def test_a_pin_covers_all_packages_that_must_have_the_drivers_version() -> None:
     tesla = stack("K80", source="debian", os="debian-12").pin
     assert tesla is not None
     assert "src:nvidia-graphics-drivers-tesla-*" in tesla.preferences[0].packages
-    theirs = stack("T4", source="nvidia", os="debian-12").pin
-    assert theirs is not None
-    assert "firmware-nvidia-gsp" in theirs.preferences[0].packages
+    nvidia = stack("T4", source="nvidia", os="debian-12").pin
+    assert nvidia is not None
+    assert "firmware-nvidia-gsp" in nvidia.preferences[0].packages
 
 
 @pytest.mark.parametrize(
@@ -356,10 +358,10 @@ def test_a_pin_covers_all_packages_that_must_have_the_drivers_version() -> None:
     ],
 )
 def test_names_by_branch(branch: str, names: set[str]) -> None:
-    found = stack(platform="hgx-h100-8", driver=branch)
-    assert names <= {package.name for package in found.packages}
-    tied = {package.version for package in found.packages if package.with_driver}
-    assert tied == {f"{found.driver.version}-*"}
+    chosen = stack(platform="hgx-h100-8", driver=branch)
+    assert names <= {package.name for package in chosen.packages}
+    tied = {package.version for package in chosen.packages if package.with_driver}
+    assert tied == {f"{chosen.driver.version}-*"}
 
 
 def test_a_toolkit_brings_libraries_that_know_the_gpu() -> None:
@@ -408,10 +410,10 @@ def test_resolving_is_deterministic_and_asks_for_nothing() -> None:
 
 
 def test_a_rule_that_is_left_out_reports_it() -> None:
-    found = resolve(*parts("A100"), CATALOG, TODAY, off={"R17-dcgm"})
-    assert isinstance(found, Stack)
-    assert found.dcgm is None
-    assert found.reasons["dcgm"].text == "rule R17-dcgm is skipped"
+    chosen = resolve(*parts("A100"), CATALOG, TODAY, off={"R17-dcgm"})
+    assert isinstance(chosen, Stack)
+    assert chosen.dcgm is None
+    assert chosen.reasons["dcgm"].text == "rule R17-dcgm is skipped"
     assert isinstance(resolve(*parts("V100", driver="595"), CATALOG, TODAY), Conflict)
     assert isinstance(resolve(*parts("V100", driver="595"), CATALOG, TODAY, off={"R03-arch-last-branch"}), Stack)
 
