@@ -94,11 +94,11 @@ def test_every_toolkit_is_there(reference: dict[str, Any]) -> None:
 
 def test_forward_compatibility_is_the_same_matrix(reference: dict[str, Any]) -> None:
     for row in reference["forward_compat"]["matrix"]:
-        ours = CATALOG.forward_compat[row["package"].removeprefix("cuda-compat-").replace("-", ".")]
+        known = CATALOG.forward_compat[row["package"].removeprefix("cuda-compat-").replace("-", ".")]
         reported = {
-            **dict.fromkeys(ours.works_on, "compatible"),
-            **dict.fromkeys(ours.needless_on, "not-needed (same CUDA)"),
-            **dict.fromkeys(ours.refused_on, "not-compatible"),
+            **dict.fromkeys(known.works_on, "compatible"),
+            **dict.fromkeys(known.needless_on, "not-needed (same CUDA)"),
+            **dict.fromkeys(known.refused_on, "not-compatible"),
         }
         assert reported == row["matrix"], row["package"]
     assert len(CATALOG.forward_compat) == len(reference["forward_compat"]["matrix"])
@@ -107,12 +107,12 @@ def test_forward_compatibility_is_the_same_matrix(reference: dict[str, Any]) -> 
 def test_architectures_are_the_same(reference: dict[str, Any]) -> None:
     modules = {"no": "proprietary", "yes": "either", "yes (GH200: required)": "either", "required": "open"}
     for row in reference["architectures"]:
-        ours = CATALOG.architectures[row["arch"].lower()]
-        assert list(ours.compute_capabilities) == row["cc"]
-        assert ours.last_branch == row["last_driver_branch"]
-        assert ours.modules == modules[row["open_modules"]]
+        known = CATALOG.architectures[row["arch"].lower()]
+        assert list(known.compute_capabilities) == row["cc"]
+        assert known.last_branch == row["last_driver_branch"]
+        assert known.modules == modules[row["open_modules"]]
         last = row["last_cuda"]
-        assert ours.last_cuda == (int(last.split(".")[0]) if last else None)
+        assert known.last_cuda == (int(last.split(".")[0]) if last else None)
 
 
 def test_every_xid_is_there_with_its_weight(reference: dict[str, Any]) -> None:
@@ -132,8 +132,8 @@ def test_every_system_and_package_name_is_there(reference: dict[str, Any]) -> No
     assert set(reference["repo_layout"]["distro"].values()) <= known
     components = {row["component"].replace(" 9", "") for row in reference["packages_aux"]}
     other = {"fabricmanager": "fabric-manager", "toolkit": "cuda-toolkit", "compat": "cuda-compat"}
-    ours = {row.component for row in CATALOG.packages.values()}
-    assert {other.get(name, name.replace(" ", "-")) for name in components} <= ours
+    packaged = {row.component for row in CATALOG.packages.values()}
+    assert {other.get(name, name.replace(" ", "-")) for name in components} <= packaged
     archive = {row["package"]: row for row in reference["debian_archive"]["packages"]}
     twelve, thirteen = (CATALOG.os(name).origins["debian"] for name in ("debian-12", "debian-13"))
     driver = archive["nvidia-driver"]
@@ -151,9 +151,9 @@ def test_every_system_and_package_name_is_there(reference: dict[str, Any]) -> No
 
 def test_every_framework_and_library_is_there(reference: dict[str, Any]) -> None:
     for row in reference["pytorch"]:
-        ours = CATALOG.frameworks[f"pytorch-{row['torch']}"]
-        assert set(ours.builds) == set(row["cuda"] or {})
-        assert (ours.default_wheel or {}).get("cuda") == (row["pypi_default"] or {}).get("cuda")
+        known = CATALOG.frameworks[f"pytorch-{row['torch']}"]
+        assert set(known.builds) == set(row["cuda"] or {})
+        assert (known.default_wheel or {}).get("cuda") == (row["pypi_default"] or {}).get("cuda")
     for row in reference["tensorflow"]:
         assert CATALOG.frameworks[f"tensorflow-{row['tf']}"].floor == row["driver_min"]
     for row in reference["nccl"]:

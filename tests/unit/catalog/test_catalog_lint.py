@@ -238,11 +238,11 @@ def test_a_bad_overlay_breaks_exactly_its_rule(tmp_path: Path, rule: str, text: 
     path = overlay(tmp_path, text)
     problems = lint(Catalog([read(path)]))
     assert {problem.rule for problem in problems} == {rule}, [str(problem) for problem in problems]
-    found = [problem for problem in problems if problem.key == key]
-    assert found, [str(problem) for problem in problems]
-    assert words in found[0].message
-    assert str(found[0]).startswith(f"{found[0].file}:{found[0].line}: {key}: ")
-    assert "\n" not in str(found[0])
+    matching = [problem for problem in problems if problem.key == key]
+    assert matching, [str(problem) for problem in problems]
+    assert words in matching[0].message
+    assert str(matching[0]).startswith(f"{matching[0].file}:{matching[0].line}: {key}: ")
+    assert "\n" not in str(matching[0])
 
 
 STRUCTURAL = {"section", "shape", "key", "missing-key", "unit", "value", "date", "unique-id"}
@@ -411,12 +411,12 @@ def test_a_wrong_shape_is_reported_in_the_file_s_words(tmp_path: Path, fields: s
 
 
 def test_no_shape_is_reported_in_python_s_words(tmp_path: Path) -> None:
-    ours = Catalog()
+    catalog = Catalog()
     for section in MODELS:
-        for key, row in list(ours.raw(section).items())[:1]:
+        for key, row in list(catalog.raw(section).items())[:1]:
             for wrong in ("x", [], ["x"], {"x": "y"}, [["x"]], None):
                 fields = dict.fromkeys([*row, *MODELS[section].model_fields], wrong)
                 fields.pop("id", None)
-                _, problems = typed_row(MODELS[section], key, fields, section, ours.documents(section))
+                _, problems = typed_row(MODELS[section], key, fields, section, catalog.documents(section))
                 for problem in problems:
                     assert not re.search(r"tuple|dictionary|instance|valid (string|list)", problem.message), problem

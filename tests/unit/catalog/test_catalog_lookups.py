@@ -57,10 +57,10 @@ def test_gh200_is_no_h200_and_no_substring_finds_anything() -> None:
     assert not {"h800-sxm", "gh200-96gb"} & ids("H100")
     for text in ("H20 ", "H2", "100", "GH20", "A100 SXM4-80", ""):
         try:
-            found = ids(text)
+            models = ids(text)
         except UsageError:
             continue
-        assert found == {"h20"}, text
+        assert models == {"h20"}, text
 
 
 def test_a_family_resolves_as_far_as_its_models_agree() -> None:
@@ -183,9 +183,9 @@ def test_a_platform_takes_from_its_board() -> None:
 
 
 def test_platforms_are_found_by_their_gpus() -> None:
-    found = [row.id for row in CATALOG.platforms_with({"h100-sxm5-80gb": 8})]
-    assert found[0] == "hgx-h100-8"
-    assert "aws-p5-48xlarge" in found[2:]
+    platforms = [row.id for row in CATALOG.platforms_with({"h100-sxm5-80gb": 8})]
+    assert platforms[0] == "hgx-h100-8"
+    assert "aws-p5-48xlarge" in platforms[2:]
     assert CATALOG.platforms_with({"h100-sxm5-80gb": 3}) == ()
 
 
@@ -222,8 +222,8 @@ def test_systems_have_names(text: str, expected: str) -> None:
     ],
 )
 def test_os_release_finds_the_system(os_id: str, version: str | None, expected: str | None) -> None:
-    found = CATALOG.os_of(os_id, version)
-    assert (found.id if found else None) == expected
+    system = CATALOG.os_of(os_id, version)
+    assert (system.id if system else None) == expected
 
 
 def test_unknown_names_bring_the_nearest_known() -> None:

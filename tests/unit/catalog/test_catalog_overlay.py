@@ -27,17 +27,17 @@ def test_fields_replace_and_mappings_merge_key_by_key(tmp_path: Path) -> None:
         "branches: {580: {note: ours, points: {580.200.01: 2026-10-01}}}\n"
         "gpus: {t4: {aliases: [Turing card], pcie: {width: 8}}}\n",
     )
-    catalog, ours = load([path]), load()
+    catalog, shipped = load([path]), load()
     assert catalog.branch(580).note == "ours"
     assert catalog.branch(580).latest == "580.200.01"
-    assert set(ours.branch(580).points) < set(catalog.branch(580).points)
+    assert set(shipped.branch(580).points) < set(catalog.branch(580).points)
     assert catalog.branch(580).type == "LTSB"
     t4 = catalog.gpu("t4")
     assert t4.aliases == ("Turing card",)
     assert t4.pcie is not None
     assert (t4.pcie.gen, t4.pcie.width) == (3, 8)
     assert catalog.find_gpu("turing-card").gpu == t4
-    assert ours.gpu("t4").aliases == ("T4",)
+    assert shipped.gpu("t4").aliases == ("T4",)
 
 
 def test_a_new_gpu_is_one_row(tmp_path: Path) -> None:

@@ -118,9 +118,9 @@ def test_a_described_model_is_found_without_the_list(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(pci_ids, "table", unread)
     catalog = Catalog()
-    found = catalog.find_gpu("H100 SXM").gpu
-    assert found is not None
-    assert catalog.gpu(found.id) == found
+    gpu = catalog.find_gpu("H100 SXM").gpu
+    assert gpu is not None
+    assert catalog.gpu(gpu.id) == gpu
     assert catalog.gpu_by_pci("10de:2330") is not None
     assert catalog.gpu_by_product_name("NVIDIA H200") is not None
     with pytest.raises(AssertionError, match="was read"):
@@ -133,13 +133,13 @@ def test_an_overlay_changes_a_listed_row_or_takes_its_place(tmp_path: Path) -> N
     gpu = load([changed]).find_gpu("RTX 5090").gpu
     assert gpu is not None
     assert (gpu.memory_gb, gpu.pci) == (32, ("10de:2b85",))
-    own = tmp_path / "own.yml"
-    own.write_text(
+    replacing = tmp_path / "own.yml"
+    replacing.write_text(
         "gpus: {ours: {name: Our 5090, pci: [10de:2b85], architecture: blackwell, compute_capability: 12.0,"
         " min_driver: 570.86.16, date: 2026-11-01}}\n",
         encoding="utf-8",
     )
-    match = load([own]).gpu_by_pci("10de:2b85")
+    match = load([replacing]).gpu_by_pci("10de:2b85")
     assert match is not None
     assert [model.id for model in match.gpus] == ["ours"]
 

@@ -29,10 +29,10 @@ def test_a_prepared_catalog_reads_no_file_to_judge(monkeypatch: pytest.MonkeyPat
     catalog.prepare()
     monkeypatch.setattr(module, "_own", None)
     assert origins.table.cache_info().currsize == 1
-    found = catalog.gpu_by_pci("10de:2330")
-    assert found is not None
-    assert found.gpu is not None
-    assert catalog.platforms_with({found.gpu.id: 8})
+    match = catalog.gpu_by_pci("10de:2330")
+    assert match is not None
+    assert match.gpu is not None
+    assert catalog.platforms_with({match.gpu.id: 8})
     assert catalog.branches
     assert catalog.pci_parts
     assert all(catalog.rows(name) for name in ("cuda_majors", "cudnn", "forward_compat", "nccl", "wheels"))

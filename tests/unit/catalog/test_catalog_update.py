@@ -42,11 +42,11 @@ Out = pytest.CaptureFixture[str]
 
 
 def update(*arguments: str | Path) -> int:
-    return main([*(part for one in arguments for part in ("--from", str(one)))])
+    return main([*(part for argument in arguments for part in ("--from", str(argument)))])
 
 
 def written(target: Path, *sources: Path) -> dict[str, dict[str, dict[str, object]]]:
-    arguments = [part for one in sources for part in ("--from", str(one))]
+    arguments = [part for source in sources for part in ("--from", str(source))]
     assert main([*arguments, "-o", str(target)]) == 0
     content: dict[str, dict[str, dict[str, object]]] = yaml.safe_load(target.read_text(encoding="utf-8"))
     return content
@@ -165,7 +165,7 @@ def test_every_form_of_an_index_is_read(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_bytes(content)
         (index,) = read_source(str(tmp_path / name))
-        assert [tuple(one) for one in index.packages] == [("nvidia-open", "630.10.01", "1:630.10.01-1")]
+        assert [tuple(package) for package in index.packages] == [("nvidia-open", "630.10.01", "1:630.10.01-1")]
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_an_https_address_is_read_and_never_left_for_http(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (deb,) = read_source(f"{server}/deb/")
-    assert ("nvidia-open", "630.10.01") in {(one.name, one.version) for one in deb.packages}
+    assert ("nvidia-open", "630.10.01") in {(package.name, package.version) for package in deb.packages}
     (rpm,) = read_source(f"{server}/rpm")
-    assert [one.version for one in rpm.packages] == ["630.10.01"]
+    assert [package.version for package in rpm.packages] == ["630.10.01"]
     with pytest.raises(UsageError, match="no index found"):
         read_source(f"{server}/nothing")
     with pytest.raises(UsageError, match="not https"):
