@@ -38,8 +38,8 @@ def parsed_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(Bundle, "from_json", classmethod(from_json))
     os.set_blocking(reader, False)
-    found = _Pids(reader)
-    yield found
+    pids = _Pids(reader)
+    yield pids
     os.close(reader)
     os.close(writer)
 
@@ -87,11 +87,11 @@ def test_records_and_secrets_belong_to_the_answer() -> None:
     text = json.dumps({**without_gpu(), "files": {"/x": f"print {SECRET}"}}).encode()
     record = {"record": "seen", "values": {"level": "deep", "text": SECRET}}
     node = collected("a", text, records=(record,), secrets=(SECRET,))
-    (found,) = judged(JudgingRequest(documents=True), node)
-    assert found.level == "deep"
-    assert found.document is not None
-    assert SECRET.encode() not in found.document
-    bundle = Bundle.from_json(found.document, "it")
+    (evaluated,) = judged(JudgingRequest(documents=True), node)
+    assert evaluated.level == "deep"
+    assert evaluated.document is not None
+    assert SECRET.encode() not in evaluated.document
+    bundle = Bundle.from_json(evaluated.document, "it")
     assert bundle.files["/x"] == f"print {PLACEHOLDER}"
     assert bundle.results[-1:] == [{**record, "values": {"level": "deep", "text": PLACEHOLDER}, "simulated": True}]
     assert SECRET not in repr(node)
@@ -125,21 +125,21 @@ def test_no_answer_costs_another_node_its_result(seed: int, monkeypatch: pytest.
     monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(cpu_s=10, memory_mib=300))
     nodes = [collected(f"{name}-{number}", kinds[name]()) for number, name in enumerate(names)]
     nodes.insert(chance.randrange(9), Collected("far", None, "no route to host", 1.0))
-    found = judged(JudgingRequest(extracts={"x": extract}), *nodes)
-    assert [one.report.host for one in found] == [node.host for node in nodes]
-    for one in found:
-        kind = one.report.host.partition("-")[0]
-        assert (one.extracted is not None) == (kind == "good"), kind
-        assert (len(one.report.findings) == 1) == (kind != "good"), kind
+    evaluated = judged(JudgingRequest(extracts={"x": extract}), *nodes)
+    assert [node.report.host for node in evaluated] == [node.host for node in nodes]
+    for node in evaluated:
+        kind = node.report.host.partition("-")[0]
+        assert (node.extracted is not None) == (kind == "good"), kind
+        assert (len(node.report.findings) == 1) == (kind != "good"), kind
 
 
 def test_names_of_saved_bundles_and_of_files_that_are_none() -> None:
     text = json.dumps({**without_gpu(), "host": "a"}).encode()
     saved = [Collected(path, Answer(text, where=path), None, None) for path in ("1.json", "2.json")]
     bad = Collected("3.json", Answer(b"{", where="3.json"), None, None)
-    found = judged(JudgingRequest(), *saved, bad)
-    assert [one.report.host for one in found] == ["a", "a (2.json)", "3.json"]
-    assert found[2].report.findings[0].message.startswith("not a gpunode.bundle/1 bundle")
+    evaluated = judged(JudgingRequest(), *saved, bad)
+    assert [node.report.host for node in evaluated] == ["a", "a (2.json)", "3.json"]
+    assert evaluated[2].report.findings[0].message.startswith("not a gpunode.bundle/1 bundle")
     with pytest.raises(UsageError, match=r"^3\.json: not a gpunode"):
         judged(JudgingRequest(), bad, strict=True)
 
@@ -148,10 +148,10 @@ def test_a_bundle_is_saved_though_it_cannot_be_judged() -> None:
     def extract(node: EvaluatedNode) -> Json:
         raise RuntimeError(node.facts.host)
 
-    (found,) = judged(JudgingRequest(documents=True, extracts={"x": extract}), collected("a"))
-    assert found.extracted is None
-    assert "unexpected RuntimeError" in found.report.findings[0].message
-    assert Bundle.from_json(found.document or b"", "it").host == "a"
+    (evaluated,) = judged(JudgingRequest(documents=True, extracts={"x": extract}), collected("a"))
+    assert evaluated.extracted is None
+    assert "unexpected RuntimeError" in evaluated.report.findings[0].message
+    assert Bundle.from_json(evaluated.document or b"", "it").host == "a"
 
 
 def test_nothing_of_the_room_is_loaded_with_its_name() -> None:

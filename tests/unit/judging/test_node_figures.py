@@ -22,9 +22,10 @@ MEASURED = ("steps.device", "copy.host", "gemm.bf16", "gemm.fp16", "gemm.fp32", 
 
 
 def table(change: dict[str, dict[str, Any]] | None = None, **fields: Any) -> dict[str, NodeFigure]:
-    records = [one for one in DOCUMENT["results"] if one["record"] in MEASURED]
+    records = [record for record in DOCUMENT["results"] if record["record"] in MEASURED]
     changed = [
-        {**one, **fields, "values": {**one["values"], **(change or {}).get(one["record"], {})}} for one in records
+        {**record, **fields, "values": {**record["values"], **(change or {}).get(record["record"], {})}}
+        for record in records
     ]
     bundle = Bundle.model_validate({**DOCUMENT, "results": changed})
     node = FACTS.model_copy(update={"records": read_records(BundleReader(bundle))})
@@ -32,15 +33,15 @@ def table(change: dict[str, dict[str, Any]] | None = None, **fields: Any) -> dic
 
 
 def test_each_row_is_computed_from_its_records() -> None:
-    found = table()
-    assert found["launch of an operation"].value == 5.1
-    assert found["gain of mixed precision"].value == pytest.approx(0.028 / 0.009)
-    assert "13.5" in found["gain of mixed precision"].limit
-    assert found["gain of pinned memory"].value == pytest.approx(5)
-    assert "PCIe 5.0 x16" in found["gain of pinned memory"].limit
-    assert found["scaling from 1 to n GPUs"].value == pytest.approx(0.02 / 0.021)
+    rows = table()
+    assert rows["launch of an operation"].value == 5.1
+    assert rows["gain of mixed precision"].value == pytest.approx(0.028 / 0.009)
+    assert "13.5" in rows["gain of mixed precision"].limit
+    assert rows["gain of pinned memory"].value == pytest.approx(5)
+    assert "PCIe 5.0 x16" in rows["gain of pinned memory"].limit
+    assert rows["scaling from 1 to n GPUs"].value == pytest.approx(0.02 / 0.021)
     # 50 million parameters at 345 GB/s: 0.58 ms, and 7/8 of twice that.
-    reduced = found["all-reduce of the gradients"]
+    reduced = rows["all-reduce of the gradients"]
     assert (reduced.value, "0.58 ms" in reduced.guide, "1.01 ms" in reduced.limit) == (0.0011, True, True)
 
 
@@ -58,7 +59,7 @@ def test_a_hostile_record_is_no_figure_and_the_document_stays_json() -> None:
 
 
 def test_one_rank_and_no_bandwidth_have_no_figure() -> None:
-    found = table({"ddp.replicated": {"ranks": 1}})
-    assert found["scaling from 1 to n GPUs"].node is None
-    found = table({"ddp.replicated": {"busbw_gb_per_s": None}})
-    assert (found["scaling from 1 to n GPUs"].node is None, found["all-reduce of the gradients"].node) == (False, None)
+    rows = table({"ddp.replicated": {"ranks": 1}})
+    assert rows["scaling from 1 to n GPUs"].node is None
+    rows = table({"ddp.replicated": {"busbw_gb_per_s": None}})
+    assert (rows["scaling from 1 to n GPUs"].node is None, rows["all-reduce of the gradients"].node) == (False, None)
