@@ -44,12 +44,12 @@ class HostileNodes:
 
     def _read_bits(self, turn: Turn) -> None:
         """Read from a node that always has one more byte, until the connection is closed."""
-        ours, theirs = socket.socketpair()
-        turn.abort.add(lambda: ours.shutdown(socket.SHUT_RDWR))
-        with ours, theirs:
+        local_end, remote_end = socket.socketpair()
+        turn.abort.add(lambda: local_end.shutdown(socket.SHUT_RDWR))
+        with local_end, remote_end:
             while True:
-                theirs.send(b"x")
-                if not ours.recv(1):
+                remote_end.send(b"x")
+                if not local_end.recv(1):
                     raise NodeFailure("the connection was lost")
                 time.sleep(0.01)
 
@@ -57,9 +57,9 @@ class HostileNodes:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileNodes]:
     monkeypatch.setattr(asking, "GRACE_S", GRACE_S)
-    found = HostileNodes()
-    yield found
-    found.over.set()
+    hostile = HostileNodes()
+    yield hostile
+    hostile.over.set()
 
 
 def asked(nodes: HostileNodes, *names: str, parallel: int = 3) -> Generator[Reply[str], None, None]:

@@ -115,15 +115,15 @@ def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def collected(following: Following) -> Collected:
     target: Target = replace(local_target(), name="a", python=sys.executable)
-    (one,) = collect([target], timeout_s=20, then=following)
-    assert one.reason is None
-    return one
+    (node,) = collect([target], timeout_s=20, then=following)
+    assert node.reason is None
+    return node
 
 
 def results(following: Following) -> list[dict[str, object]]:
-    one = collected(following)
-    assert one.answer is not None
-    return one.answer.bundle().results
+    node = collected(following)
+    assert node.answer is not None
+    return node.answer.bundle().results
 
 
 def test_what_follows_adds_to_the_bundle() -> None:

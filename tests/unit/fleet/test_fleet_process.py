@@ -21,16 +21,16 @@ def test_a_tree_is_found_and_killed_across_sessions() -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        while len(found := descendants(process.pid)) < 3:
+        while len(pids := descendants(process.pid)) < 3:
             assert process.poll() is None
     finally:
         kill_tree(process)
         process.wait(10)
-    assert process.pid not in found
+    assert process.pid not in pids
     end = time.monotonic() + 10
-    while any(map(_runs, found)) and time.monotonic() < end:
+    while any(map(_runs, pids)) and time.monotonic() < end:
         time.sleep(0.01)
-    assert [pid for pid in found if _runs(pid)] == []
+    assert [pid for pid in pids if _runs(pid)] == []
 
 
 def test_processes_that_end_meanwhile_are_no_harm() -> None:

@@ -53,15 +53,15 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Talk]:
         *,
         mode: str | None = None,
         password: str | None = None,
-        what: Program | None = None,
+        probe: Program | None = None,
         limit_s: float = 20.0,
         python: str | None = sys.executable,
     ) -> bytes:
         (tmp_path / "mode").write_text(mode or "")
-        what = what or program(python, sudo=mode is not None, ask=password is not None, limit_s=limit_s)
-        session = LocalSession(shlex.split(what.command))
+        probe = probe or program(python, sudo=mode is not None, ask=password is not None, limit_s=limit_s)
+        session = LocalSession(shlex.split(probe.command))
         sessions.append(session)
-        return converse(session, what, script.encode(), password, time.monotonic() + limit_s)
+        return converse(session, probe, script.encode(), password, time.monotonic() + limit_s)
 
     yield run
     for session in sessions:
@@ -117,10 +117,10 @@ def test_sudo_that_requires_a_terminal(talk: Talk) -> None:
 
 
 def test_a_node_without_sudo(talk: Talk) -> None:
-    what = program(None, sudo=True, ask=False, limit_s=9)
-    shell = Program(shlex.join(["/bin/sh", "-c", f"PATH=/nonexistent; {what.command}"]), what.token, sudo=True)
+    probe = program(None, sudo=True, ask=False, limit_s=9)
+    shell = Program(shlex.join(["/bin/sh", "-c", f"PATH=/nonexistent; {probe.command}"]), probe.token, sudo=True)
     with pytest.raises(NodeFailure, match="sudo is not installed on the node"):
-        talk(what=shell)
+        talk(probe=shell)
 
 
 def test_the_probe_is_given_more_time_than_usual() -> None:
@@ -128,10 +128,10 @@ def test_the_probe_is_given_more_time_than_usual() -> None:
 
 
 def test_the_password_is_in_no_command_line() -> None:
-    what = program(None, sudo=True, ask=True, limit_s=9)
-    assert "-S" in what.command
-    assert what.token in what.command
-    assert what.token != program(None, sudo=True, ask=True, limit_s=9).token
+    probe = program(None, sudo=True, ask=True, limit_s=9)
+    assert "-S" in probe.command
+    assert probe.token in probe.command
+    assert probe.token != program(None, sudo=True, ask=True, limit_s=9).token
 
 
 def test_python_is_looked_for_and_missed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_odd_paths_of_an_interpreter_are_one_word(talk: Talk, tmp_path: Path, na
 
 def test_the_end_of_the_connection_before_the_start(talk: Talk) -> None:
     with pytest.raises(NodeFailure, match="could not start, exit code 3: no luck"):
-        talk(what=Program("/bin/sh -c 'echo no luck >&2; exit 3'", "gpunode-x", sudo=False))
+        talk(probe=Program("/bin/sh -c 'echo no luck >&2; exit 3'", "gpunode-x", sudo=False))
 
 
 def test_a_probe_that_fails_gives_its_last_line(talk: Talk) -> None:
@@ -164,15 +164,15 @@ def test_a_probe_that_fails_gives_its_last_line(talk: Talk) -> None:
 
 
 def test_the_nodes_own_limit_ends_a_probe_that_hangs(talk: Talk) -> None:
-    what = program(sys.executable, sudo=False, ask=False, limit_s=1)
+    probe = program(sys.executable, sudo=False, ask=False, limit_s=1)
     with pytest.raises(NodeFailure, match="was stopped on the node"):
-        talk("import time; time.sleep(600)", what=what, limit_s=30)
+        talk("import time; time.sleep(600)", probe=probe, limit_s=30)
 
 
 def test_a_node_that_reports_nothing_ends_at_the_deadline(talk: Talk) -> None:
     started = time.monotonic()
     with pytest.raises(NodeFailure, match="no answer within the time limit"):
-        talk(what=Program("sleep 600", "gpunode-x", sudo=False), limit_s=0.5)
+        talk(probe=Program("sleep 600", "gpunode-x", sudo=False), limit_s=0.5)
     assert time.monotonic() - started < 5
 
 
