@@ -162,10 +162,10 @@ def cause_of(message: str) -> tuple[Cause, re.Match[str]] | None:
 
 def explained(message: str, image: str) -> tuple[str, str] | None:
     """Return the kind, and one line with cause, remedy and the engine's message; None for an unknown text."""
-    found = cause_of(message)
-    if found is None:
+    explanation = cause_of(message)
+    if explanation is None:
         return None
-    cause, match = found
+    cause, match = explanation
     means = cause.means.format(image=image, **match.groupdict())
     return cause.kind, f"{means} ({shortened(message)}): {cause.remedy}"
 

@@ -125,7 +125,7 @@ IMAGE_FOLDERS = ("/", "/opt", "/tmp", "/var")  # noqa: S108
 def hides_image(directory: str) -> bool:
     """Return whether a directory of the node, at its own path in a container, would hide what a container needs."""
     path = posixpath.normpath(directory).replace("//", "/")
-    return path in IMAGE_FOLDERS or any(path == one or path.startswith(f"{one}/") for one in SYSTEM_FOLDERS)
+    return path in IMAGE_FOLDERS or any(path == folder or path.startswith(f"{folder}/") for folder in SYSTEM_FOLDERS)
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ def _user(engine: Engine, job: ContainerJob) -> str | None:
     """Return the user that runs the payload in place of the image's; None if that is not root, or has to be root."""
     with engine.doing("image", f"looking at image {job.image.name}"):
         config = engine.api.inspect_image(job.image.id).get("Config") or {}
-    own = str(config.get("User") or "root").partition(":")[0]
-    return NOBODY if job.as_nobody and own in ("root", "0") else None
+    user = str(config.get("User") or "root").partition(":")[0]
+    return NOBODY if job.as_nobody and user in ("root", "0") else None
 
 
 def _memory(engine: Engine) -> int | None:
@@ -334,11 +334,11 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
 def _mounts(job: ContainerJob, absent: Sequence[str]) -> list[Mount] | None:
     """Return the directories of the node that the container gets."""
     # Two mounts at one path are refused: what is written to and read is one that can be written to.
-    given = {**({job.data: True} if job.data else {}), **({job.storage: False} if job.storage else {})}
+    directories = {**({job.data: True} if job.data else {}), **({job.storage: False} if job.storage else {})}
     gone = {posixpath.normpath(path.strip()) for path in absent}
-    if gone - {posixpath.normpath(path) for path in given}:
+    if gone - {posixpath.normpath(path) for path in directories}:
         return None  # the engine names another path: without all of them it starts
-    left = {path: read_only for path, read_only in given.items() if posixpath.normpath(path) not in gone}
+    left = {path: read_only for path, read_only in directories.items() if posixpath.normpath(path) not in gone}
     return [Mount(path, path, type="bind", read_only=read_only) for path, read_only in left.items()] or None
 
 

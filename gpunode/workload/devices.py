@@ -63,10 +63,10 @@ def of_gpus(use: Use, node: NodeFacts) -> Iterator[ContainerDevice]:
         if gpu.index not in use.indices:
             continue
         if gpu.mig_mode:
-            for one in gpu.mig_devices:
-                if one.index is None:
+            for device in gpu.mig_devices:
+                if device.index is None:
                     raise LaunchFailure("unknown", f"nvidia-smi reports no index of a MIG device of gpu{gpu.index}")
-                yield ContainerDevice(gpu.index, mig=one.index)
+                yield ContainerDevice(gpu.index, mig=device.index)
         else:
             yield ContainerDevice(gpu.index, gpu.uuid)
 
@@ -87,16 +87,16 @@ def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
         return tuple(name for name in named.values() if name is not None)
     those = ", ".join(device.component for device in nameless)
     if not specs:
-        what = f"no CDI specification of {KIND} in {_FOLDERS} lists {those}"
+        problem = f"no CDI specification of {KIND} in {_FOLDERS} lists {those}"
     else:
         paths = " and ".join(spec.path for spec in specs)
-        what = f"{paths} {'has' if len(specs) == 1 else 'have'} no device for {those}"
+        problem = f"{paths} {'has' if len(specs) == 1 else 'have'} no device for {those}"
     # nvidia-smi does not report to which GPU a MIG device's UUID belongs.
     by_uuid = any(device.mig is not None for device in nameless) and any(name.startswith("MIG-") for name in known)
     strategy = " --device-name-strategy=index" if by_uuid else ""
     path = specs[-1].path if specs else _WRITTEN
     remedy = f"nvidia-ctk cdi generate{strategy} --output={path} regenerates it"
-    raise LaunchFailure("no-gpu-support", f"{what}: {remedy}. {_instead(use)}")
+    raise LaunchFailure("no-gpu-support", f"{problem}: {remedy}. {_instead(use)}")
 
 
 def _name(device: ContainerDevice, known: Iterable[str]) -> str | None:

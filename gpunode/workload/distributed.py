@@ -116,12 +116,12 @@ def run_member(member: Member, request: GroupRequest, output: BoundedOutput, sea
     if request.image is None:
         on_host(member.transport, program, output, deadline, limit_s)
         return
-    with engine.found(member.transport, deadline) as found:
-        with found.doing("image", f"looking at image {request.image}"):
-            image = Image(request.image, str(found.api.inspect_image(request.image)["Id"]), brought=False)
+    with engine.found(member.transport, deadline) as node_engine:
+        with node_engine.doing("image", f"looking at image {request.image}"):
+            image = Image(request.image, str(node_engine.api.inspect_image(request.image)["Id"]), brought=False)
         network = Network(request.network, f"rank-{seats[0]['rank']}")
         job = ContainerJob(image, member.devices, program, limit_s, network=network, rdma=member.rdma)
-        container.run(replace(found, deadline=deadline), job, output)
+        container.run(replace(node_engine, deadline=deadline), job, output)
         output.judge(limit_s)
 
 
@@ -135,14 +135,14 @@ def joined(records: Mapping[int, Sequence[Mapping[str, Any]]], failures: Mapping
     for first in sorted(records):
         for record in records[first]:
             by_name.setdefault(str(record["record"]), []).append(record)
-    return [_one(found, failures) for found in by_name.values()]
+    return [_one(part_records, failures) for part_records in by_name.values()]
 
 
-def _one(found: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
-    broken = [record for record in found if record.get("error") is not None]
-    unknown = [record for record in found if record.get("undetermined") is not None]
+def _one(records: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
+    broken = [record for record in records if record.get("error") is not None]
+    unknown = [record for record in records if record.get("undetermined") is not None]
     if not broken:
-        return dict((unknown or found)[0])
+        return dict((unknown or records)[0])
     naming = [record for record in broken if missing_ranks(record)]
     if not naming:
         return dict((unknown or broken)[0])

@@ -147,7 +147,7 @@ class Engine:
     @property
     def security(self) -> tuple[str, ...]:
         """Return what confines its containers, or itself: ``selinux``, ``apparmor``, ``rootless``, ``seccomp`` …"""
-        words = (str(one).partition(",")[0] for one in self.info.get("SecurityOptions") or ())
+        words = (str(option).partition(",")[0] for option in self.info.get("SecurityOptions") or ())
         return tuple(word.removeprefix("name=") for word in words)
 
     @contextmanager
@@ -163,7 +163,7 @@ class Engine:
         return "nvidia" in (self.info.get("Runtimes") or {})
 
     @contextmanager
-    def doing(self, kind: str, what: str) -> Iterator[None]:
+    def doing(self, kind: str, step: str) -> Iterator[None]:
         """Convert errors of the engine, and of its connection, to one LaunchFailure; ``kind`` if the engine refused."""
         try:
             yield
@@ -174,11 +174,11 @@ class Engine:
             message = whole_text(err)
             text = shortened(message)
             if time.monotonic() >= self.deadline:
-                raise LaunchFailure("time-limit", f"{what}: not done within the time limit ({self.option} S)") from None
+                raise LaunchFailure("time-limit", f"{step}: not done within the time limit ({self.option} S)") from None
             if "no space left" in message.lower():
-                raise LaunchFailure("no-space", f"{what}: no space left on the node's disk ({text})") from None
+                raise LaunchFailure("no-space", f"{step}: no space left on the node's disk ({text})") from None
             raise LaunchFailure(
-                kind if isinstance(err, APIError) else "broke-off", f"{what}: {text}", message
+                kind if isinstance(err, APIError) else "broke-off", f"{step}: {text}", message
             ) from None
 
 
@@ -285,13 +285,13 @@ def _causes(err: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting = [err]
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        waiting += [one.__cause__, one.__context__, getattr(one, "reason", None)]
-        waiting += [part for part in one.args if isinstance(part, BaseException)]
+        seen.add(id(cause))
+        yield cause
+        waiting += [cause.__cause__, cause.__context__, getattr(cause, "reason", None)]
+        waiting += [part for part in cause.args if isinstance(part, BaseException)]
 
 
 def whole_text(err: object) -> str:

@@ -74,24 +74,24 @@ def provide(engine: Engine, name: str, file: ImageFile | None, progress: Progres
 
     Raises LaunchFailure: ``image``, also where it is for another architecture, ``no-space``, ``time-limit`` …
     """
-    there = _of_file(engine, file) if file else _seen(engine, name)
-    brought = there is None
-    if there is None:
-        there = _load(engine, file, progress) if file is not None else _pull(engine, name, progress)
-    built_for = there.get("Architecture")
-    own = _GO_NAMES.get(str(engine.info.get("Architecture")))
-    if own is not None and built_for and built_for != own:
+    image = _of_file(engine, file) if file else _seen(engine, name)
+    brought = image is None
+    if image is None:
+        image = _load(engine, file, progress) if file is not None else _pull(engine, name, progress)
+    built_for = image.get("Architecture")
+    architecture = _GO_NAMES.get(str(engine.info.get("Architecture")))
+    if architecture is not None and built_for and built_for != architecture:
         raise LaunchFailure(
-            "image", f"image {name} is for {built_for}, and the node is {own}: use another with --image"
+            "image", f"image {name} is for {built_for}, and the node is {architecture}: use another with --image"
         )
-    return Image(name, str(there["Id"]), brought=brought)
+    return Image(name, str(image["Id"]), brought=brought)
 
 
 def _of_file(engine: Engine, file: ImageFile) -> dict[str, Any] | None:
     """Return the archive's image if the engine has it: by its id, or by name and with the same layers."""
-    there = _seen(engine, file.id)
-    if there is not None or file.name is None or not file.layers:
-        return there
+    image = _seen(engine, file.id)
+    if image is not None or file.name is None or not file.layers:
+        return image
     named = _seen(engine, file.name)
     same = named is not None and tuple((named.get("RootFS") or {}).get("Layers") or ()) == file.layers
     return named if same else None
@@ -117,10 +117,10 @@ def _load(engine: Engine, file: ImageFile, progress: Progress) -> dict[str, Any]
         for line in _lines(engine.api.load_image(stream), doing):
             text = str(line.get("stream", "")).strip()
             loaded += [text.removeprefix(start) for start in _LOADED if text.startswith(start)]
-    found = next((seen for name in (file.id, *loaded) if (seen := _seen(engine, name))), None)
-    if found is None:
+    image = next((seen for name in (file.id, *loaded) if (seen := _seen(engine, name))), None)
+    if image is None:
         raise LaunchFailure("image", f"{doing}: the engine loaded it but has no image of it")
-    return found
+    return image
 
 
 def _pull(engine: Engine, name: str, progress: Progress) -> dict[str, Any]:

@@ -132,13 +132,13 @@ def _in_container(
 ) -> None:
     name = request.image(run.node)
     run.container = RecordContainer(image=name)  # reported also if the engine refuses
-    with engine.found(transport, deadline) as found:
-        given = devices_for(found, run.use, run.node)
-        run.container = RecordContainer(image=name, engine=found.label, gpus=given.recorded)
-        run.values |= {"engine_version": found.version, "api_version": found.api_version}
-        run.values["security"] = list(found.security)
-        run.values["removed_stale"] = len(container.sweep(found))
-        with found.within(request.image_limit_s, "--image-timeout") as bringing:
+    with engine.found(transport, deadline) as node_engine:
+        gpu_devices = devices_for(node_engine, run.use, run.node)
+        run.container = RecordContainer(image=name, engine=node_engine.label, gpus=gpu_devices.recorded)
+        run.values |= {"engine_version": node_engine.version, "api_version": node_engine.api_version}
+        run.values["security"] = list(node_engine.security)
+        run.values["removed_stale"] = len(container.sweep(node_engine))
+        with node_engine.within(request.image_limit_s, "--image-timeout") as bringing:
             image = provide(bringing, name, request.file, progress)
         run.values |= {"image_id": image.id, "brought": image.brought}
         progress("running")
@@ -146,7 +146,7 @@ def _in_container(
         limit_s = _limit(ends)
         job = ContainerJob(
             image,
-            given,
+            gpu_devices,
             _program(run, request, limit_s),
             limit_s,
             devices.open_to_all(run.node),
@@ -154,20 +154,20 @@ def _in_container(
             data=request.data,
         )
         began = time.monotonic()
-        confinement = container.run(replace(found, deadline=ends), job, run.output)
+        confinement = container.run(replace(node_engine, deadline=ends), job, run.output)
         took_s = time.monotonic() - began
         run.output.judge(limit_s)
-        run.defaults = _defaults(found, image, confinement)
+        run.defaults = _defaults(node_engine, image, confinement)
         _need_all(run.output, took_s, limit_s)
 
 
-def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
+def _defaults(node_engine: Engine, image: Image, confinement: Confinement) -> Record:
     """Return the limits of a container without requested limits: those of a user's plain ``docker run`` here."""
     started, output = time.monotonic(), BoundedOutput()
     job = ContainerJob(image, Devices("none"), sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
     try:
-        container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
+        container.run(replace(node_engine, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
         output.judge(DEFAULTS_S)
     except LaunchFailure as err:
         reason = f"the engine's limits are unknown: {err}"
@@ -181,7 +181,7 @@ def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
     )
 
 
-def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
+def devices_for(node_engine: Engine, use: Use, node: NodeFacts) -> Devices:
     """Return how to request the GPUs: by CDI if the engine looks for it and the node has a specification.
 
     Else by a device request, which NVIDIA's hook answers; in the toolkit's modes cdi and csv by the runtime. Raises
@@ -191,30 +191,30 @@ def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
     if not use.indices:
         return Devices("none")
     described = any(spec.kind == KIND for spec in node.cdi_specs or ())
-    if found.podman:
-        _need_podman_cdi(found, described=described, known=node.cdi_specs is not None)
-    by_cdi = found.knows_cdi and (described or not found.has_nvidia_runtime)
+    if node_engine.podman:
+        _need_podman_cdi(node_engine, described=described, known=node.cdi_specs is not None)
+    by_cdi = node_engine.knows_cdi and (described or not node_engine.has_nvidia_runtime)
     mode = node.containers.toolkit_mode if node.containers else None
-    how = "cdi" if by_cdi else "nvidia" if mode in ("cdi", "csv") and found.has_nvidia_runtime else "runtime"
+    how = "cdi" if by_cdi else "nvidia" if mode in ("cdi", "csv") and node_engine.has_nvidia_runtime else "runtime"
     if use.all:
         return Devices(how)
     by_name = by_cdi or (how == "nvidia" and mode == "cdi" and described)
     return Devices(
-        how, devices.cdi_names(use, node) if by_name else tuple(one.id for one in devices.of_gpus(use, node))
+        how, devices.cdi_names(use, node) if by_name else tuple(device.id for device in devices.of_gpus(use, node))
     )
 
 
-def _need_podman_cdi(found: Engine, *, described: bool, known: bool) -> None:
-    if not found.knows_cdi:
+def _need_podman_cdi(podman: Engine, *, described: bool, known: bool) -> None:
+    if not podman.knows_cdi:
         lowest = ".".join(map(str, engine.PODMAN_CDI))
         raise LaunchFailure(
             "no-gpu-support",
-            f"{found.name} serves Docker's socket and does not pass GPUs over Docker's API before Podman {lowest}: "
+            f"{podman.name} serves Docker's socket and does not pass GPUs over Docker's API before Podman {lowest}: "
             "role docker, a newer Podman, or --no-container",
         )
     if known and not described:
         raise LaunchFailure(
-            "no-gpu-support", f"{found.name} passes GPUs only by CDI, and no specification has {KIND}: {REGENERATE}"
+            "no-gpu-support", f"{podman.name} passes GPUs only by CDI, and no specification has {KIND}: {REGENERATE}"
         )
 
 
@@ -314,7 +314,7 @@ def _uuids(run: _Run) -> list[str]:
 
 
 def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
-    own = Record(
+    launcher = Record(
         record=LAUNCHERS,
         device="cuda" if run.use.indices else "cpu",
         seconds=round(time.monotonic() - run.started, 3),
@@ -334,6 +334,6 @@ def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
         "container": run.container.model_dump(mode="json") if run.container else None,
         "simulated": run.node.simulated,
     }
-    launchers = [own] if run.defaults is None else [run.defaults, own]
+    launchers = [launcher] if run.defaults is None else [run.defaults, launcher]
     records = (*run.output.records, *(record.model_dump(by_alias=True, mode="json") for record in launchers))
     return [{**record, **common} for record in records]

@@ -125,8 +125,8 @@ def _too_deep(record: Any) -> bool:
     """Return whether a record is nested deeper than a payload's: what reads it later would end with RecursionError."""
     level: list[Any] = [record]
     for _ in range(_MOST_DEPTH):
-        inner = (one.values() if isinstance(one, dict) else one if isinstance(one, list) else () for one in level)
-        level = [one for several in inner for one in several]
+        inner = (part.values() if isinstance(part, dict) else part if isinstance(part, list) else () for part in level)
+        level = [part for parts in inner for part in parts]
     return bool(level)
 
 

@@ -56,12 +56,12 @@ def catalog_image(node: NodeFacts, framework: str = PYTORCH) -> str:
     models = [model_of(device) for device in node.gpus_on_bus or ()]
     known = [str(match.common["compute_capability"]) for match in models if match and _capability(match)]
     architectures = {str(node.architecture)}
-    found = image_for(Version(cuda_version), architectures, known, framework)
-    if found is None:
+    image = image_for(Version(cuda_version), architectures, known, framework)
+    if image is None:
         raise LaunchFailure(
             "image", f"{no_image(cuda_version, architectures, known, framework)}: name one with --image"
         )
-    return found
+    return image
 
 
 def image_for(
@@ -75,11 +75,11 @@ def image_for(
         if row.framework == framework
         and row.digest != "unpublished"
         and set(architectures) <= set(row.arch)
-        and all(Version(row.min_compute_capability) <= one for one in known)
+        and all(Version(row.min_compute_capability) <= capability for capability in known)
     ]
-    own = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
+    supported = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
     near = [row for row in fitting if Version(row.cuda).major == cuda.major]
-    return next((row.reference for row in (*own, *near)), None)
+    return next((row.reference for row in (*supported, *near)), None)
 
 
 def no_image(cuda: str, architectures: Collection[str], capabilities: Iterable[str], framework: str = PYTORCH) -> str:
@@ -203,7 +203,7 @@ class NodeTransport:
             return _LocalEngine()
         missing = "no Docker engine on the node (docker is not installed): the role docker installs it"
         return self._stream(
-            DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), what="docker"
+            DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), label="docker"
         )
 
     def python(self, program: str, arguments: tuple[str, ...]) -> ProgramStream:
@@ -216,15 +216,15 @@ class NodeTransport:
             ("-I", "-c", program, *arguments),
             root=False,
             missing=LaunchFailure("no-python", missing),
-            what="the workload",
+            label="the workload",
         )
 
     def _stream(
-        self, names: tuple[str, ...], arguments: tuple[str, ...], *, root: bool, missing: LaunchFailure, what: str
+        self, names: tuple[str, ...], arguments: tuple[str, ...], *, root: bool, missing: LaunchFailure, label: str
     ) -> ProgramStream:
         limit_s = max(1.0, self._deadline - time.monotonic())
         try:
-            return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), label=what)
+            return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), label=label)
         except MissingProgram:
             raise missing from None
         except NodeFailure as err:

@@ -86,29 +86,29 @@ def transports(text: str) -> dict[str, int]:
 
 def together(outcomes: list[Outcome], backend: str, size: int) -> Outcome:
     """Return one outcome for the group: of the rank that failed first, or the sum of all."""
-    seconds = max((one.seconds for one in outcomes), default=0.0)
+    seconds = max((outcome.seconds for outcome in outcomes), default=0.0)
     for key in ("error", "undetermined", "skipped"):
-        reasons = [(number, getattr(one, key)) for number, one in enumerate(outcomes) if getattr(one, key)]
+        reasons = [(number, getattr(outcome, key)) for number, outcome in enumerate(outcomes) if getattr(outcome, key)]
         if reasons:
             # If one process ends, the others report a broken connection: the one that ended first has the cause.
             number, reason = min(reasons, key=lambda pair: outcomes[pair[0]].seconds)
-            outcome = Outcome(seconds)
-            setattr(outcome, key, reason if key == "skipped" else f"rank {number} of {size}: {reason}")
-            return outcome
+            group_outcome = Outcome(seconds)
+            setattr(group_outcome, key, reason if key == "skipped" else f"rank {number} of {size}: {reason}")
+            return group_outcome
     ways: Counter[str] = Counter()
-    for one in outcomes:
-        ways.update(one.values.get("transports") or {})
-    warnings = [one.values["warning"] for one in outcomes if one.values.get("warning")]
+    for outcome in outcomes:
+        ways.update(outcome.values.get("transports") or {})
+    warnings = [outcome.values["warning"] for outcome in outcomes if outcome.values.get("warning")]
     return Outcome(
         seconds,
         outcomes[0].device,
         {
             "backend": backend,
             "ranks": size,
-            "wrong": sum(one.values["wrong"] for one in outcomes),
-            "seconds": max(one.values["seconds"] for one in outcomes),
+            "wrong": sum(outcome.values["wrong"] for outcome in outcomes),
+            "seconds": max(outcome.values["seconds"] for outcome in outcomes),
             "transports": dict(sorted(ways.items())),
-            "nvls": any(one.values.get("nvls") for one in outcomes),
+            "nvls": any(outcome.values.get("nvls") for outcome in outcomes),
             "warning": warnings[0] if warnings else None,
         },
     )

@@ -10,8 +10,8 @@ from gpunode.workload.payload.isolate import SkipPart, Trouble
 from gpunode.workload.payload.pytorch import capability, device_for, difference, timed, torch_module
 
 
-def _wave(one: Any, other: Any) -> Any:
-    return (one.sin() * other + one * other.cos()).sum(dim=-1)
+def _wave(left: Any, right: Any) -> Any:
+    return (left.sin() * right + left * right.cos()).sum(dim=-1)
 
 
 def run(where: str | None, least: str | None) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def run(where: str | None, least: str | None) -> dict[str, Any]:
     inductor: Any = importlib.import_module("torch._inductor.config")
     inductor.compile_threads = 1
     generator = torch.Generator().manual_seed(1)
-    one, other = (torch.randn(64, 512, generator=generator).to(device) for _ in range(2))
-    found, seconds = timed(torch, device, lambda: torch.compile(_wave)(one, other))
+    left, right = (torch.randn(64, 512, generator=generator).to(device) for _ in range(2))
+    wave, seconds = timed(torch, device, lambda: torch.compile(_wave)(left, right))
     return {
         "device": device.type,
         "compute_capability": has,
         "compile_seconds": round(seconds, 3),
-        "max_error": difference(found, _wave(one, other)),
+        "max_error": difference(wave, _wave(left, right)),
     }
 
 

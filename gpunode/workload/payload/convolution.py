@@ -22,14 +22,14 @@ def run(where: str | None) -> dict[str, Any]:
 
     def on(target: Any, dtype: Any) -> tuple[Any, Any]:
         kernel = weight.to(target, dtype, copy=True).requires_grad_()
-        found = torch.nn.functional.conv2d(image.to(target, dtype), kernel, padding=1)
-        found.square().mean().backward()
-        return found, kernel.grad
+        output = torch.nn.functional.conv2d(image.to(target, dtype), kernel, padding=1)
+        output.square().mean().backward()
+        return output, kernel.grad
 
-    (found, slope), (wanted, wanted_slope) = on(device, torch.float32), on("cpu", torch.float64)
+    (output, slope), (wanted, wanted_slope) = on(device, torch.float32), on("cpu", torch.float64)
     return {
         "device": device.type,
         "cudnn": cudnn_version(torch),
         "enabled": bool(cudnn.enabled and cudnn.is_available()),
-        "max_error": max(difference(found, wanted), difference(slope, wanted_slope)),
+        "max_error": max(difference(output, wanted), difference(slope, wanted_slope)),
     }

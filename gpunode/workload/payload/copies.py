@@ -51,22 +51,22 @@ def size_for(torch: Any, device: Any, requested: int, on_processor: int) -> int:
 def numa_nodes(folder: Path = NODES) -> dict[int, set[int]]:
     """Return the NUMA nodes that have processors for this process, with these; empty if the kernel lists none."""
     allowed = os.sched_getaffinity(0)
-    found = {}
+    nodes = {}
     for path in sorted(folder.glob("node[0-9]*"))[:MAX_NODES]:
         with contextlib.suppress(OSError, ValueError):
             cpus = listed((path / "cpulist").read_text(encoding="ascii")) & allowed
             if cpus:
-                found[int(path.name[4:])] = cpus
-    return found
+                nodes[int(path.name[4:])] = cpus
+    return nodes
 
 
 def listed(text: str) -> set[int]:
     """Parse ``0-3,8`` to numbers."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def node_of(pci_bus_id: str | None, folder: Path = PCI) -> int | None:
@@ -85,17 +85,17 @@ def host(where: str | None, repetitions: int) -> dict[str, Any]:
     torch, device = opened(where)
     torch.set_num_threads(1)
     seen = gpu(torch, 0) if device.type == "cuda" else {}
-    own = node_of(seen.get("pci_bus_id"))
+    gpu_node = node_of(seen.get("pci_bus_id"))
     allowed = os.sched_getaffinity(0)
     nodes: list[tuple[int | None, set[int]]] = [*numa_nodes().items()] or [(None, allowed)]
     copies: list[dict[str, Any]] = []
     kept: list[Any] = []
     for node, cpus in nodes:
         os.sched_setaffinity(0, cpus)
-        near = None if own is None or node is None else node == own
+        near = None if gpu_node is None or node is None else node == gpu_node
         for pinned in (True, False) if device.type == "cuda" else (False,):
-            for one in _both_ways(torch, device, pinned=pinned, repetitions=repetitions, kept=kept):
-                copies.append({**one, "pinned": pinned, "numa_node": node, "near": near})
+            for copy in _both_ways(torch, device, pinned=pinned, repetitions=repetitions, kept=kept):
+                copies.append({**copy, "pinned": pinned, "numa_node": node, "near": near})
     os.sched_setaffinity(0, allowed)
     pci = {"pci_bus_id": seen["pci_bus_id"]} if "pci_bus_id" in seen else {}
     return {"device": device.type, **pci, "timer": timer_of(device), "copies": copies}
@@ -104,21 +104,21 @@ def host(where: str | None, repetitions: int) -> dict[str, Any]:
 def _both_ways(torch: Any, device: Any, *, pinned: bool, repetitions: int, kept: list[Any]) -> list[dict[str, Any]]:
     size = size_for(torch, device, HOST_BYTES, HOST_BYTES_ON_PROCESSOR)
     with memory_needed(torch, device, "copies"):
-        given = random_words(torch, torch.device("cpu"), size, 1)
+        words = random_words(torch, torch.device("cpu"), size, 1)
         # First touched by this thread, so that the kernel allocates it on the node that the thread is bound to.
         source, back = (torch.zeros(size // 4, dtype=torch.int32, pin_memory=pinned) for _ in range(2))
-        source.copy_(given)
-        there = torch.zeros(size // 4, dtype=torch.int32, device=device)
+        source.copy_(words)
+        buffer = torch.zeros(size // 4, dtype=torch.int32, device=device)
     # PyTorch reuses freed pinned memory: the next node's buffer must not come from this one.
     kept += [source, back]
-    found = []
-    for direction, target, origin in (("host_to_device", there, source), ("device_to_host", back, there)):
+    rows = []
+    for direction, target, origin in (("host_to_device", buffer, source), ("device_to_host", back, buffer)):
         work = functools.partial(target.copy_, origin, non_blocking=pinned)
         seconds = repeated(torch, device, work, warmups=2, repetitions=repetitions)
         arrived = target.cpu() if direction == "host_to_device" else target
         figures = {"direction": direction, "size_bytes": size, **bandwidth(size, seconds)}
-        found.append({**figures, "wrong": wrong_elements(arrived, given)})
-    return found
+        rows.append({**figures, "wrong": wrong_elements(arrived, words)})
+    return rows
 
 
 def within(where: str | None, repetitions: int) -> dict[str, Any]:
@@ -155,31 +155,31 @@ def peers(uuids: list[str], repetitions: int) -> dict[str, Any]:
 
 def between(torch: Any, devices: list[Any], size: int, repetitions: int) -> list[dict[str, Any]]:
     """Return the copies between each two devices in the form of ``PeerCopy``."""
-    given, taken = [], []
+    sent, received = [], []
     for index, device in enumerate(devices):
         with memory_needed(torch, device, "copies between GPUs"):
-            given.append(random_words(torch, device, size, 3 + index))
-            taken.append(torch.zeros_like(given[-1]))
+            sent.append(random_words(torch, device, size, 3 + index))
+            received.append(torch.zeros_like(sent[-1]))
     rows = []
-    for one, device in enumerate(devices):
-        for other, target in enumerate(devices):
-            if one == other:
+    for sender, device in enumerate(devices):
+        for receiver, target in enumerate(devices):
+            if sender == receiver:
                 continue
-            taken[other].zero_()
-            seconds = _copies(torch, [(given[one], taken[other])], repetitions)
+            received[receiver].zero_()
+            seconds = _copies(torch, [(sent[sender], received[receiver])], repetitions)
             # Both matrices came from generators of their own device: the reference is copied over the host.
-            wrong = wrong_elements(taken[other].cpu(), given[one].cpu())
+            wrong = wrong_elements(received[receiver].cpu(), sent[sender].cpu())
             both = None
-            if one < other:
-                there_and_back = [(given[one], taken[other]), (given[other], taken[one])]
+            if sender < receiver:
+                there_and_back = [(sent[sender], received[receiver]), (sent[receiver], received[sender])]
                 taken_s = _copies(torch, there_and_back, repetitions)
                 both = significant(2 * size / median_of(taken_s) / 1e9)
-                wrong += wrong_elements(taken[one].cpu(), given[other].cpu())
+                wrong += wrong_elements(received[sender].cpu(), sent[receiver].cpu())
             rows.append(
                 {
-                    "source": one,
-                    "target": other,
-                    "direct": device.type == "cuda" and bool(torch.cuda.can_device_access_peer(one, other)),
+                    "source": sender,
+                    "target": receiver,
+                    "direct": device.type == "cuda" and bool(torch.cuda.can_device_access_peer(sender, receiver)),
                     **bandwidth(size, seconds),
                     "both_gb_per_s": both,
                     "wrong": wrong,

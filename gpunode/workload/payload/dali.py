@@ -15,10 +15,10 @@ BATCH = 4
 def run() -> dict[str, Any]:
     """Return the values of ``frameworks.dali``. Raises SkipPart if the image has no DALI, or there is no GPU."""
     try:
-        found = importlib.util.find_spec("nvidia.dali")
+        spec = importlib.util.find_spec("nvidia.dali")
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise SkipPart("DALI is not in the image")
     if not Path("/dev/nvidiactl").exists():
         raise SkipPart("no GPU for DALI")

@@ -49,10 +49,10 @@ def run(where: str | None) -> dict[str, Any]:
     pinned, expected = True, 0
     for batch in batches:
         pinned = pinned and bool(batch.is_pinned()) if pin else False
-        there = batch.to(device, non_blocking=pin)
+        samples = batch.to(device, non_blocking=pin)
         # Each number arrives once and in order, so the received data can be compared with the sent data.
         for row in (0, BATCH - 1):
-            if float(there[row, -1]) != expected + row:
+            if float(samples[row, -1]) != expected + row:
                 raise Trouble(f"batch {expected // BATCH} arrived with wrong content")
         expected += BATCH
     seconds = time.monotonic() - started

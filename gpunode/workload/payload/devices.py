@@ -53,7 +53,7 @@ def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, An
         # Without the management library (NVIDIA_DRIVER_CAPABILITIES=compute) only CUDA reports devices.
         gpus = cuda.get("gpus") or []
     handed = settings.get("gpus") or {}
-    found = []
+    devices = []
     for gpu in gpus:
         uuid = gpu.get("uuid")
         foreign = handed and uuid not in handed and str(uuid).startswith("GPU-")
@@ -61,10 +61,10 @@ def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, An
             continue
         busy = None if settings.get("force") else in_use(gpu, handed.get(uuid))
         if not gpu.get("mig_mode"):
-            found.append(CudaDevice(gpu["index"], uuid, uuid, name=gpu.get("name"), busy=busy))
+            devices.append(CudaDevice(gpu["index"], uuid, uuid, name=gpu.get("name"), busy=busy))
         for part in gpu.get("mig_devices") or ():
-            found.append(CudaDevice(gpu["index"], part.get("uuid"), uuid, part["index"], part.get("name"), busy))
-    return found
+            devices.append(CudaDevice(gpu["index"], part.get("uuid"), uuid, part["index"], part.get("name"), busy))
+    return devices
 
 
 def visible(uuid: str | None) -> bool:

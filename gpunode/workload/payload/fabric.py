@@ -75,8 +75,8 @@ def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
         names = group.share(
             "node", str(settings.get("node") or os.environ.get("SLURMD_NODENAME") or socket.gethostname())
         )
-        own = version_text(str(group.torch.__version__), seat.backend)
-        versions, odd = odd_versions(group.share("versions", own))
+        version = version_text(str(group.torch.__version__), seat.backend)
+        versions, odd = odd_versions(group.share("versions", version))
         positions, nodes = positions_of(names, settings.get("racks") or {})
         small, large = Exchange(group, SMALL_BYTES), Exchange(group)
         search = FabricSearch(positions, limits_of(seat.backend, large.size, settings.get("expected_gb_per_s")))
@@ -87,7 +87,7 @@ def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
                 **group.values,
                 "nodes": len(nodes),
                 "names": nodes,
-                "rank_nodes": [one.node for one in positions],
+                "rank_nodes": [position.node for position in positions],
                 "versions": versions,
                 "odd_versions": odd,
                 "size_bytes": large.size,
@@ -135,12 +135,12 @@ def positions_of(names: list[str], racks: dict[str, Any]) -> tuple[list[Position
     """Return the position of each rank from the names of their nodes, and these in the order of their first ranks."""
     nodes = list(dict.fromkeys(names))
     rails = dict.fromkeys(nodes, 0)
-    found = []
+    positions = []
     for name in names:
         rack = racks.get(name)
-        found.append(Position(nodes.index(name), rails[name], None if rack is None else str(rack)))
+        positions.append(Position(nodes.index(name), rails[name], None if rack is None else str(rack)))
         rails[name] += 1
-    return found, nodes
+    return positions, nodes
 
 
 def limits_of(backend: str, size: int, expected_gb_per_s: float | None) -> LateLimits:
@@ -189,7 +189,7 @@ def found_by(search: FabricSearch, size: int) -> dict[str, Any]:
     """Return what the search found, as values of a record."""
     usual = search.reference()
     pairs = [
-        [one, other, None if took is None else significant(size / took / 1e9)] for one, other, took in search.rows()
+        [node, other, None if took is None else significant(size / took / 1e9)] for node, other, took in search.rows()
     ]
     if len(pairs) > MOST_PAIRS:
         least = None if usual is None else size / usual / 1e9 / search.limits.factor
@@ -197,6 +197,6 @@ def found_by(search: FabricSearch, size: int) -> dict[str, Any]:
     return {
         "rounds": search.rounds,
         "usual_gb_per_s": None if usual is None else significant(size / usual / 1e9),
-        "causes": [asdict(one) for one in search.causes()],
+        "causes": [asdict(suspect) for suspect in search.causes()],
         "pairs": pairs,
     }

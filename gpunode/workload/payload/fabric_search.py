@@ -124,13 +124,13 @@ class FabricSearch:
     def __init__(self, positions: Sequence[Position], limits: LateLimits) -> None:
         self.positions, self.limits = tuple(positions), limits
         self.rounds = 0
-        self._at = {(one.node, one.rail): rank for rank, one in enumerate(self.positions)}
+        self._at = {(position.node, position.rail): rank for rank, position in enumerate(self.positions)}
         self._rails: dict[int, list[int]] = {}
-        for one in self.positions:
-            self._rails.setdefault(one.node, []).append(one.rail)
-        racks = {one.node: one.rack or "" for one in self.positions}
+        for position in self.positions:
+            self._rails.setdefault(position.node, []).append(position.rail)
+        racks = {position.node: position.rack or "" for position in self.positions}
         self._racks, self._sizes = racks, Counter(racks.values())
-        self._several_rails = len({one.rail for one in self.positions}) > 1
+        self._several_rails = len({position.rail for position in self.positions}) > 1
         # Neighbours of a rack are neighbours here, so that the halves follow the racks.
         self.nodes = sorted(racks, key=lambda node: (racks[node], node))
         self._planned = list(all_rounds(self.nodes) if len(self.nodes) <= FEW else halves(self.nodes))
@@ -188,10 +188,10 @@ class FabricSearch:
                         self._evidence.members.setdefault(key, set()).add(link)
                 self._evidence.trials.setdefault(link, []).append(outcome[link])
                 self._evidence.again[link] += 1 if self._confirmations else 0
-                one, other = (self.positions[rank].node for rank in link)
+                node, other = (self.positions[rank].node for rank in link)
                 for met in (self._tried_with, *([self._again_with] if self._confirmations else [])):
-                    met.setdefault(one, set()).add(other)
-                    met.setdefault(other, set()).add(one)
+                    met.setdefault(node, set()).add(other)
+                    met.setdefault(other, set()).add(node)
         self._bury()
 
     def _bury(self) -> None:
@@ -210,13 +210,13 @@ class FabricSearch:
     def _present(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if self.positions[rank].node not in self._dead]
 
-    def _links(self, one: int, other: int) -> Iterator[Link]:
+    def _links(self, node: int, other: int) -> Iterator[Link]:
         """Yield the links between two nodes, one on each rail that both have."""
-        if {one, other} & self._dead:
+        if {node, other} & self._dead:
             return
-        for rail in self._rails[one]:
+        for rail in self._rails[node]:
             if rail in self._rails[other]:
-                first, second = sorted((self._at[one, rail], self._at[other, rail]))
+                first, second = sorted((self._at[node, rail], self._at[other, rail]))
                 yield first, second
 
     # --- what was late
@@ -239,12 +239,12 @@ class FabricSearch:
     def late_links(self) -> set[Link]:
         """Return the links that were late, corrupt or failed in most of their trials."""
         usual = self.reference()
-        found = set()
+        late = set()
         for link, trials in self._evidence.trials.items():
             wrong = sum(self._late(trial, usual) for trial in trials)
             if wrong * 2 > len(trials) or (wrong * 2 == len(trials) and len(trials) < TRIALS):
-                found.add(link)
-        return found
+                late.add(link)
+        return late
 
     def _late(self, trial: Trial, usual: float | None) -> bool:
         if trial.seconds is None or trial.corrupt:
@@ -271,16 +271,16 @@ class FabricSearch:
         """Return the causes of everything that was late, the one that explains most first."""
         known = [seconds for trials in self._alone.values() for seconds in trials if seconds is not None]
         usual = statistics.median_low(known) if known else 1.0
-        found = [
+        suspects = [
             Suspect("stopped", (rank,), f"rank {rank}", 0, 0, 0, None, confirmed=True) for rank in sorted(self.stopped)
         ]
         for rank in self._slow_alone():
             took = [seconds for seconds in self._alone[rank] if seconds is not None]
             share = round(usual / statistics.median(took), 3)
-            found.append(
+            suspects.append(
                 Suspect("gpu", (rank,), f"rank {rank}", len(took), len(took), 0, share, confirmed=len(took) > 1)
             )
-        return found + [self._described(*one) for one in self._explained()]
+        return suspects + [self._described(*cause) for cause in self._explained()]
 
     def _explained(self) -> list[tuple[str, str, frozenset[Link]]]:
         """Return kind, name and late links of the causes: the greedy cover of what was late."""
@@ -291,32 +291,32 @@ class FabricSearch:
         members = self._evidence.members
         of_link = {link: self._keys(link) for link in left}
         late_at_home = self._late_at_home(left)
-        found = []
+        causes = []
         while left:
             best_rank: tuple[float, float, int, str] | None = None
             best, covered = None, frozenset()
             for key in {key for link in left for key in of_link[link]}:
-                own = frozenset(members[key] & left)
-                tried = members[key] - (explained - own)
+                late = frozenset(members[key] & left)
+                tried = members[key] - (explained - late)
                 if key[0] in RACKS:
-                    own = frozenset(link for link in own if not self._nodes(link) & late_at_home)
+                    late = frozenset(link for link in late if not self._nodes(link) & late_at_home)
                     tried = {link for link in tried if not self._nodes(link) & late_at_home}
                 if key[0] == "rank" or (key[0] == "node" and self._single(key[1])):
-                    own = self._late_at_times([[link] for link in tried], own)
-                elif len(own) < max((SHARE_OF_RACKS if key[0] in RACKS else SHARE_OF_MANY) * len(tried), 2):
-                    own = self._late_at_times(self._pairs(tried), own) if key[0] == "node" else frozenset()
-                if not own:
+                    late = self._late_at_times([[link] for link in tried], late)
+                elif len(late) < max((SHARE_OF_RACKS if key[0] in RACKS else SHARE_OF_MANY) * len(tried), 2):
+                    late = self._late_at_times(self._pairs(tried), late) if key[0] == "node" else frozenset()
+                if not late:
                     continue
-                rank = (-len(own), -len(own) / len(tried), PREFERENCE.index(key[0]), key[1])
+                rank = (-len(late), -len(late) / len(tried), PREFERENCE.index(key[0]), key[1])
                 if best_rank is None or rank < best_rank:
-                    best, covered, best_rank = key, own, rank
+                    best, covered, best_rank = key, late, rank
             if best is None:
                 link = min(left)
                 best, covered = ("link", f"{link[0]}-{link[1]}"), frozenset({link})
-            found.append((*best, covered))
+            causes.append((*best, covered))
             left -= covered
             explained |= covered
-        return self._of_one_node(found)
+        return self._of_one_node(causes)
 
     def _of_one_node(
         self, causes: Sequence[tuple[str, str, frozenset[Link]]]
@@ -324,13 +324,13 @@ class FabricSearch:
         """Return the causes with the node in place of its ranks where most of these are causes: they share a cable."""
         number = Counter(self.positions[int(name)].node for kind, name, _ in causes if kind == "rank")
         nodes = {node for node, ranks in number.items() if ranks >= max(SHARE * len(self._rails[node]), 2)}
-        found: dict[tuple[str, str], frozenset[Link]] = {}
+        links_by_cause: dict[tuple[str, str], frozenset[Link]] = {}
         for kind, name, late in causes:
             ranks = {int(name)} if kind == "rank" else set(min(late)) if kind == "link" else set()
-            own = nodes & {self.positions[rank].node for rank in ranks}
-            key = ("node", str(min(own))) if own else (kind, name)
-            found[key] = found.get(key, frozenset()) | late
-        return [(*key, late) for key, late in found.items()]
+            suspect_nodes = nodes & {self.positions[rank].node for rank in ranks}
+            key = ("node", str(min(suspect_nodes))) if suspect_nodes else (kind, name)
+            links_by_cause[key] = links_by_cause.get(key, frozenset()) | late
+        return [(*key, late) for key, late in links_by_cause.items()]
 
     def _late_at_times(self, parts: Sequence[Sequence[Link]], late: frozenset[Link]) -> frozenset[Link]:
         """Return the late links of a cause if enough of its parts are late; a part is late with almost all its links.
@@ -400,8 +400,8 @@ class FabricSearch:
         trials = [trial for link in late for trial in self._evidence.trials[link]]
         rates = [usual / trial.seconds for trial in trials if trial.seconds and usual]
         failed = [trial for trial in trials if trial.seconds is None]
-        own = {self.positions[rank].node for rank in ranks}
-        partners = {self.positions[rank].node for link in late for rank in link} - own
+        nodes = {self.positions[rank].node for rank in ranks}
+        partners = {self.positions[rank].node for link in late for rank in link} - nodes
         return Suspect(
             kind,
             tuple(ranks),
@@ -419,7 +419,7 @@ class FabricSearch:
         if kind == "rank":
             return (int(name),)
         if kind == "node":
-            return tuple(rank for rank, one in enumerate(self.positions) if str(one.node) == name)
+            return tuple(rank for rank, position in enumerate(self.positions) if str(position.node) == name)
         return tuple(sorted({rank for link in late for rank in link}))
 
     # --- confirmation
@@ -434,9 +434,9 @@ class FabricSearch:
         taken: set[int] = set()
         links: list[Link] = []
 
-        def use(one: int, other: int) -> None:
-            taken.update((one, other))
-            links.extend(self._links(one, other))
+        def use(first: int, second: int) -> None:
+            taken.update((first, second))
+            links.extend(self._links(first, second))
 
         for kind, name, late in causes:
             if kind in ("node", "rank"):
@@ -466,8 +466,8 @@ class FabricSearch:
             return False
         # Near first: a path between racks is not the node's fault.
         near = sorted(
-            (one for one in good if one not in taken and one != node),
-            key=lambda one: (one in tried, self._racks[one] != self._racks[node]),
+            (peer for peer in good if peer not in taken and peer != node),
+            key=lambda peer: (peer in tried, self._racks[peer] != self._racks[node]),
         )
         if not near or (near[0] in tried and not again):
             return False
@@ -477,10 +477,10 @@ class FabricSearch:
     def _retry(self, node: int, ends: Sequence[int], good: Sequence[int], taken: set[int], use: Any) -> bool:
         """Try an end of a late link again with a good partner; return whether it is tried."""
         again = self._again_with.get(node, set()) - set(ends)
-        near = [one for one in good if one not in taken | again | set(ends) and one in self._tried_with[node]]
+        near = [peer for peer in good if peer not in taken | again | set(ends) and peer in self._tried_with[node]]
         if node in taken or len(again) >= RETRIES or not near:
             return False
-        use(node, min(near, key=lambda one: self._racks[one] != self._racks[node]))
+        use(node, min(near, key=lambda peer: self._racks[peer] != self._racks[node]))
         return True
 
     def _nodes_of(self, kind: str, name: str, late: Iterable[Link]) -> set[int]:
@@ -494,15 +494,15 @@ class FabricSearch:
 
     def rows(self) -> Iterator[tuple[int, int, float | None]]:
         """Yield each pair of nodes that was tried, with the median seconds of its slowest rail; None: one failed."""
-        found: dict[tuple[int, int], list[float | None]] = {}
+        pairs: dict[tuple[int, int], list[float | None]] = {}
         for link, trials in self._evidence.trials.items():
-            one, other = sorted(self.positions[rank].node for rank in link)
+            node, other = sorted(self.positions[rank].node for rank in link)
             took = [trial.seconds for trial in trials]
             known = [seconds for seconds in took if seconds is not None]
-            found.setdefault((one, other), []).append(statistics.median(known) if len(known) * 2 > len(took) else None)
-        for (one, other), slowest in sorted(found.items()):
+            pairs.setdefault((node, other), []).append(statistics.median(known) if len(known) * 2 > len(took) else None)
+        for (node, other), slowest in sorted(pairs.items()):
             known = [seconds for seconds in slowest if seconds is not None]
-            yield one, other, max(known) if len(known) == len(slowest) else None
+            yield node, other, max(known) if len(known) == len(slowest) else None
 
 
 def halves(nodes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

@@ -35,19 +35,19 @@ def need(torch: Any, device: Any) -> None:
 def wrong_elements(torch: Any, device: Any) -> int:
     """Return how many elements of the product on a device differ from the CPU's in single precision."""
     generator = torch.Generator().manual_seed(1)
-    one = torch.randint(-1, 2, (ROWS, TERMS), generator=generator).float()
-    other = torch.randint(-1, 2, (COLUMNS, TERMS), generator=generator).float()
+    left = torch.randint(-1, 2, (ROWS, TERMS), generator=generator).float()
+    right = torch.randint(-1, 2, (COLUMNS, TERMS), generator=generator).float()
     scale = torch.ones((), device=device)
     # The second matrix must be stored by columns: rows of its transpose.
-    found = torch._scaled_mm(
-        one.to(device).to(torch.float8_e4m3fn),
-        other.to(device).to(torch.float8_e4m3fn).t(),
+    product = torch._scaled_mm(
+        left.to(device).to(torch.float8_e4m3fn),
+        right.to(device).to(torch.float8_e4m3fn).t(),
         scale_a=scale,
         scale_b=scale,
         out_dtype=torch.bfloat16,
     )
-    if isinstance(found, tuple):
+    if isinstance(product, tuple):
         # Until PyTorch 2.4 the result was a tuple with the largest value.
-        found = found[0]
+        product = product[0]
     synchronize(torch, device)
-    return int((found.float().cpu() != one @ other.t()).sum())
+    return int((product.float().cpu() != left @ right.t()).sum())

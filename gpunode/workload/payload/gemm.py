@@ -61,13 +61,13 @@ class Product:
 
         few, other = random(ROWS), random(self.size)
         signs = torch.randint(0, 2, (self.size, 1), generator=generator).float() * 2 - 1
-        place = torch.arange(self.size) % ROWS
+        index = torch.arange(self.size) % ROWS
         out = {"fp8": torch.bfloat16, "int8": torch.int32}.get(name, self.dtype)
         with memory_needed(torch, device, f"matrices of {self.size} x {self.size}"):
-            self.one = (few[place] * signs).to(self.dtype).to(device)
+            self.one = (few[index] * signs).to(self.dtype).to(device)
             self.other = other.to(self.dtype).to(device)
             # In double precision each sum is exact; then it is rounded once, as the device rounds.
-            self.expected = ((few.double() @ other.double())[place] * signs).to(out).to(device)
+            self.expected = ((few.double() @ other.double())[index] * signs).to(out).to(device)
             self.found = [torch.zeros_like(self.expected) for _ in range(BUFFERS if device.type == "cuda" else 1)]
         self.multiply = self._scaled if name == "fp8" else self._plain
         self._unit = torch.ones((), device=device)
@@ -83,11 +83,11 @@ class Product:
 
     def _scaled(self, _: Any) -> Any:
         # Its variant with an output argument has another signature in each release.
-        found = self.torch._scaled_mm(
+        product = self.torch._scaled_mm(
             self.one, self.other, scale_a=self._unit, scale_b=self._unit, out_dtype=self.torch.bfloat16
         )
         # Until PyTorch 2.4 the result was a tuple with the largest value.
-        return found[0] if isinstance(found, tuple) else found
+        return product[0] if isinstance(product, tuple) else product
 
     def batch(self) -> None:
         """Compute every result once."""

@@ -135,10 +135,10 @@ class Group:
     def _opened(self) -> Any:
         distributed, seat = self.distributed, self.seat
         timeout = datetime.timedelta(seconds=seat.limit_s + START_S)
-        kind, _, place = seat.meet.partition(":")
+        kind, _, address = seat.meet.partition(":")
         if kind == "file":
-            return distributed.FileStore(str(Path(place, f"meeting-{self._part}")), seat.size)
-        host, _, port = place.rpartition(":")
+            return distributed.FileStore(str(Path(address, f"meeting-{self._part}")), seat.size)
+        host, _, port = address.rpartition(":")
         return distributed.TCPStore(
             host,
             int(port) + self._part,
@@ -277,19 +277,19 @@ class Group:
     def seconds(self, work: Callable[[], Any], repetitions: int) -> list[float]:
         """Return the seconds of each repetition: by events on GPUs, by the clock elsewhere; within the limit."""
         if self.device.type != "cuda":
-            found = []
+            times = []
             for _ in range(repetitions):
                 started = time.perf_counter()
                 work()
-                found.append(time.perf_counter() - started)
-            return found
+                times.append(time.perf_counter() - started)
+            return times
         marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
         marks[0].record()
         for mark in marks[1:]:
             work()
             mark.record()
         self.finish()
-        return [one.elapsed_time(other) / 1000 for one, other in zip(marks, marks[1:])]
+        return [start.elapsed_time(end) / 1000 for start, end in zip(marks, marks[1:])]
 
 
 def seat_of(values: dict[str, Any]) -> Seat:
@@ -307,25 +307,25 @@ def merged(outcomes: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the values of all ranks as one: transports added up, the first warning."""
     ways: dict[str, int] = {}
     nvls, warning = False, None
-    for one in outcomes:
-        for name, count in (one.get("transports") or {}).items():
+    for outcome in outcomes:
+        for name, count in (outcome.get("transports") or {}).items():
             ways[name] = ways.get(name, 0) + count
-        nvls = nvls or bool(one.get("nvls"))
-        warning = warning or one.get("warning")
+        nvls = nvls or bool(outcome.get("nvls"))
+        warning = warning or outcome.get("warning")
     return {"transports": dict(sorted(ways.items())), "kinds": kinds_of(ways, nvls=nvls), "warning": warning}
 
 
 def kinds_of(transports: Iterable[str], *, nvls: bool) -> list[str]:
     """Return the kinds of the connections in NCCL's log: ``P2P/CUMEM``, ``NET/IB``, ``NET/AWS``."""
-    found = {"NVLS"} if nvls else set()
+    kinds = {"NVLS"} if nvls else set()
     for name in transports:
         kind, _, network = name.partition("/")
         if kind in ("P2P", "SHM"):
-            found.add(kind)
+            kinds.add(kind)
         elif kind == "NET" and network.startswith("IB"):
-            found.add("IB")
+            kinds.add("IB")
         elif kind == "NET" and network == "Socket":
-            found.add("socket")
+            kinds.add("socket")
         else:
-            found.add("other")
-    return sorted(found)
+            kinds.add("other")
+    return sorted(kinds)

@@ -68,7 +68,7 @@ def module_version() -> str | None:
 
 def linker_cache() -> dict[str, str]:
     """Return name to path from the linker's cache, for programs like this one; LD_LIBRARY_PATH comes first."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     try:
         answer = subprocess.run(
             ["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10, check=False
@@ -80,15 +80,15 @@ def linker_cache() -> dict[str, str]:
     for line in lines:
         match = re.match(r"\s+(\S+) \(([^)]*)\) => (\S+)", line)
         if match and ("64" in match.group(2)) == wide:
-            found.setdefault(match.group(1), match.group(3))
+            paths.setdefault(match.group(1), match.group(3))
     for name in DRIVER_LIBRARIES:
         for folder in _FOLDERS:
             for path in Path("/").glob(f"{folder}/{name}"):
-                found.setdefault(name, str(path))
+                paths.setdefault(name, str(path))
         for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")[::-1]:
             if folder and Path(folder, name).exists():
-                found[name] = str(Path(folder, name))
-    return found
+                paths[name] = str(Path(folder, name))
+    return paths
 
 
 def version_in_name(path: str) -> str | None:

@@ -82,10 +82,10 @@ def run(uuid: str | None) -> dict[str, Any]:
         raise Trouble(f"CUDA has no device {uuid or ''}".rstrip())
     driver.do("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
     values = gpu(driver.library, 0)
-    found = values.get("uuid")
+    cuda_uuid = values.get("uuid")
     # Libraries before CUDA 11.4 report a MIG device with the UUID of its GPU.
-    if uuid is not None and found is not None and found[:4] == uuid[:4] and found != uuid:
-        raise Trouble(f"CUDA returns {found} instead of {uuid}")
+    if uuid is not None and cuda_uuid is not None and cuda_uuid[:4] == uuid[:4] and cuda_uuid != uuid:
+        raise Trouble(f"CUDA returns {cuda_uuid} instead of {uuid}")
     if as_numbers(values["compute_capability"]) < LEAST:
         raise SkipPart(f"compute capability {values['compute_capability']}, the kernel is compiled for 5.0 or later")
     context = ctypes.c_void_p()
@@ -121,19 +121,19 @@ def launched(driver: CudaDriver, function: ctypes.c_void_p) -> int:
     """Return how many of the elements that the kernel computed are wrong."""
     numbers = ctypes.c_uint32 * ELEMENTS
     size = ctypes.c_size_t(ctypes.sizeof(numbers))
-    given = numbers(*range(ELEMENTS))
-    found = numbers()
+    inputs = numbers(*range(ELEMENTS))
+    outputs = numbers()
     source, result, number = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32(ELEMENTS)
     driver.do("cuMemAlloc_v2", ctypes.byref(source), size)
     driver.do("cuMemAlloc_v2", ctypes.byref(result), size)
-    driver.do("cuMemcpyHtoD_v2", source, given, size)
-    parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(one) for one in (source, result, number)))
-    one, nothing = ctypes.c_uint(1), ctypes.c_void_p()
+    driver.do("cuMemcpyHtoD_v2", source, inputs, size)
+    parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(argument) for argument in (source, result, number)))
+    unit, nothing = ctypes.c_uint(1), ctypes.c_void_p()
     blocks, threads, shared = ctypes.c_uint(ELEMENTS // BLOCK), ctypes.c_uint(BLOCK), ctypes.c_uint(0)
-    driver.do("cuLaunchKernel", function, blocks, one, one, threads, one, one, shared, nothing, parameters, nothing)
+    driver.do("cuLaunchKernel", function, blocks, unit, unit, threads, unit, unit, shared, nothing, parameters, nothing)
     driver.do("cuCtxSynchronize")
-    driver.do("cuMemcpyDtoH_v2", found, result, size)
+    driver.do("cuMemcpyDtoH_v2", outputs, result, size)
     wanted = numbers(*range(ADDEND, ADDEND + FACTOR * ELEMENTS, FACTOR))
-    if bytes(found) == bytes(wanted):
+    if bytes(outputs) == bytes(wanted):
         return 0
-    return sum(1 for index in range(ELEMENTS) if found[index] != wanted[index])
+    return sum(1 for index in range(ELEMENTS) if outputs[index] != wanted[index])

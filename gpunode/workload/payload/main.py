@@ -97,10 +97,10 @@ def keep_bytecode(folder: str) -> None:
     Not if they have it: with this folder set, Python looks for bytecode nowhere else.
     """
     try:
-        found = [importlib.util.find_spec(name) for name in ("torch", "tensorflow")]
+        specs = [importlib.util.find_spec(name) for name in ("torch", "tensorflow")]
     except (ImportError, ValueError):
         return
-    files = [one.cached for one in found if one is not None and one.cached is not None]
+    files = [spec.cached for spec in specs if spec is not None and spec.cached is not None]
     if files and not any(Path(file).exists() for file in files):
         sys.pycache_prefix = str(Path(folder, "bytecode"))
         sys.dont_write_bytecode = False

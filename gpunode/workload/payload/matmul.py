@@ -22,14 +22,14 @@ def run(where: str | None) -> dict[str, Any]:
     device = device_for(torch, where)
     dtype = half_precision(torch, device)
     size = SIZE if device.type == "cuda" else SIZE_ON_PROCESSOR
-    one, other = sparse(torch, size), signs(torch, size, size)
-    wanted = product(torch, one, other).to(dtype).to(device)
-    there, with_it = one.to(dtype).to(device), other.to(dtype).to(device)
+    left, right = sparse(torch, size), signs(torch, size, size)
+    wanted = product(torch, left, right).to(dtype).to(device)
+    device_left, device_right = left.to(dtype).to(device), right.to(dtype).to(device)
     wrong, seconds = 0, []
     for _ in range(ROUNDS):
-        found, took = timed(torch, device, lambda: there @ with_it)
+        output, took = timed(torch, device, lambda: device_left @ device_right)
         seconds.append(took)
-        wrong += int((found != wanted).sum())
+        wrong += int((output != wanted).sum())
     return {
         "device": device.type,
         "dtype": str(dtype).replace("torch.", ""),
@@ -52,9 +52,9 @@ def sparse(torch: Any, size: int) -> Any:
     return signs(torch, size, size).mul_(rests[:, None] == rests[None, :])
 
 
-def product(torch: Any, one: Any, other: Any) -> Any:
+def product(torch: Any, left: Any, right: Any) -> Any:
     """Return the product on the CPU, from the parts that are not 0: a 32nd of the work."""
-    found = torch.empty_like(other)
+    output = torch.empty_like(right)
     for rest in range(STRIDE):
-        found[rest::STRIDE] = one[rest::STRIDE, rest::STRIDE] @ other[rest::STRIDE]
-    return found
+        output[rest::STRIDE] = left[rest::STRIDE, rest::STRIDE] @ right[rest::STRIDE]
+    return output

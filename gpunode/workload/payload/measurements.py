@@ -108,7 +108,7 @@ class Measurements:
         }
         names = [name for name in MEASUREMENTS if name in requested]
         for number, name in enumerate(names):
-            left_s = sum(self._about_s(one) for one in names[number:])
+            left_s = sum(self._about_s(measurement) for measurement in names[number:])
             self._progress(f"measuring {name} ({number + 1} of {len(names)})", min(left_s, self._clock.left(left_s)))
             yield from parts[name]()
 
@@ -219,16 +219,16 @@ class Measurements:
                 return
             seats = self._seats(folder)
             jobs = [Job(tasks(seat, folder), str(seat.rank), environment=self._environment) for seat in seats]
-            found: dict[str, dict[int, Outcome]] = {}
+            outcomes: dict[str, dict[int, Outcome]] = {}
 
             def left_after(outcome: Outcome) -> float | None:
                 """Return the seconds in which the node's other ranks notice a missing one, which may be ours."""
                 return seats[0].notice_s if outcome.values.get("missing") else None
 
             for job, task, outcome in run_jobs(jobs, len(jobs), self._clock, left_after):
-                found.setdefault(task.name, {})[int(job.component)] = outcome
-                if len(found[task.name]) == len(seats):
-                    yield task, together(found.pop(task.name), seats[0])
+                outcomes.setdefault(task.name, {})[int(job.component)] = outcome
+                if len(outcomes[task.name]) == len(seats):
+                    yield task, together(outcomes.pop(task.name), seats[0])
 
     def _collectives(self) -> Iterator[dict[str, Any]]:
         names = nccl.COLLECTIVES if self._level == "deep" else nccl.COLLECTIVES[:2]
@@ -328,9 +328,9 @@ def together(outcomes: dict[int, Outcome], seat: Seat) -> Outcome:
     for key in ("skipped", "undetermined"):
         reasons = [(rank, getattr(outcome, key)) for rank, outcome in outcomes.items() if getattr(outcome, key)]
         if reasons:
-            found = Outcome(seconds)
-            setattr(found, key, reasons[0][1] if key == "skipped" else f"rank {reasons[0][0]}: {reasons[0][1]}")
-            return found
+            group_outcome = Outcome(seconds)
+            setattr(group_outcome, key, reasons[0][1] if key == "skipped" else f"rank {reasons[0][0]}: {reasons[0][1]}")
+            return group_outcome
     broken = {rank: outcome for rank, outcome in outcomes.items() if outcome.error is not None}
     if not broken:
         _, first = min(outcomes.items())
@@ -344,6 +344,6 @@ def together(outcomes: dict[int, Outcome], seat: Seat) -> Outcome:
         return Outcome(seconds, device, naming[0].values, f"{naming[0].error}{why}")
     # Ranks without values of the group ended without a message: the others report a broken connection.
     silent = sorted(rank for rank, outcome in broken.items() if not outcome.values)
-    rank = silent[0] if silent else min(broken, key=lambda one: broken[one].seconds)
+    rank = silent[0] if silent else min(broken, key=lambda rank: broken[rank].seconds)
     values = {"backend": seat.backend, "ranks": seat.size, "nodes": seat.nodes, "missing": silent}
     return Outcome(seconds, device, values, f"rank {rank} of {seat.size}: {broken[rank].error}")

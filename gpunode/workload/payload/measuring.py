@@ -40,11 +40,11 @@ def repeated(  # noqa: PLR0913 (what a measurement is)
     for _ in range(warmups):
         work()
     synchronize(torch, device)
-    found: list[float] = []
+    times: list[float] = []
     until = time.monotonic() + limit_s
-    while len(found) < repetitions and (len(found) < 3 or time.monotonic() < until):
-        found.append(once(torch, device, work))
-    return found
+    while len(times) < repetitions and (len(times) < 3 or time.monotonic() < until):
+        times.append(once(torch, device, work))
+    return times
 
 
 def once(torch: Any, device: Any, work: Callable[[], Any]) -> float:
@@ -81,15 +81,15 @@ def significant(number: float) -> float:
     return float(f"{number:.5g}")
 
 
-def wrong_elements(found: Any, expected: Any) -> int:
+def wrong_elements(tensor: Any, expected: Any) -> int:
     """Return how many elements differ; a NaN differs."""
-    return int((found != expected).sum())
+    return int((tensor != expected).sum())
 
 
-def corrupted(found: Any, expected: Any, round_number: int) -> list[dict[str, Any]]:
+def corrupted(matrix: Any, expected: Any, round_number: int) -> list[dict[str, Any]]:
     """Return the blocks of a matrix in which elements differ, in the form of ``Corruption``; the first ones of many."""
-    rows, columns = (int(size) for size in found.shape)
-    bad = found != expected
+    rows, columns = (int(size) for size in matrix.shape)
+    bad = matrix != expected
     blocks: list[dict[str, Any]] = []
     for row in range(0, rows, BLOCK):
         stripe = bad[row : row + BLOCK]
@@ -112,7 +112,7 @@ def corrupted(found: Any, expected: Any, round_number: int) -> list[dict[str, An
                     "wrong": len(places),
                     "first_row": at[0],
                     "first_column": at[1],
-                    "found": finite(float(found[at])),
+                    "found": finite(float(matrix[at])),
                     "expected": finite(float(expected[at])),
                 }
             )
@@ -127,16 +127,16 @@ def finite(number: float) -> float | None:
 
 
 @contextlib.contextmanager
-def memory_needed(torch: Any, device: Any, what: str) -> Iterator[None]:
+def memory_needed(torch: Any, device: Any, purpose: str) -> Iterator[None]:
     """Convert an out-of-memory error to Undetermined if others use the GPU's memory, else to Trouble."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
-        ours = int(torch.cuda.memory_reserved(device))
-        text = f"out of GPU memory for {what}: {free // MIB} of {total // MIB} MiB are free"
-        if ours < OURS_SHARE * (total - free):
+        reserved = int(torch.cuda.memory_reserved(device))
+        text = f"out of GPU memory for {purpose}: {free // MIB} of {total // MIB} MiB are free"
+        if reserved < OURS_SHARE * (total - free):
             raise UndeterminedPart(
-                f"{text}, this process has {ours // MIB} MiB: another process uses the GPU"
+                f"{text}, this process has {reserved // MIB} MiB: another process uses the GPU"
             ) from None
         raise Trouble(text) from None

@@ -45,14 +45,14 @@ def run(where: str | None) -> dict[str, Any]:
 def taken(torch: Any, device: Any, places: Any, number: int) -> list[Any]:
     """Return this number of pieces of memory; Undetermined if another process allocates at the same time."""
     free, _ = torch.cuda.mem_get_info(device)
-    ours = torch.cuda.memory_reserved(device)
+    reserved = torch.cuda.memory_reserved(device)
     pieces: list[Any] = []
     try:
         while len(pieces) < number:
             pieces.append(torch.empty_like(places))
     except torch.cuda.OutOfMemoryError:
         left, _ = torch.cuda.mem_get_info(device)
-        others = (free - left) - (torch.cuda.memory_reserved(device) - ours)
+        others = (free - left) - (torch.cuda.memory_reserved(device) - reserved)
         if others > BUSY_BYTES:
             raise UndeterminedPart(f"another process used {others >> 20} MiB of it meanwhile") from None
         raise

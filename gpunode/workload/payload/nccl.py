@@ -42,9 +42,9 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
             rows.append(measured(group, name, size))
         group.stop()
         several = seat.backend == "nccl" and seat.nodes > 1 and name == "all-reduce"
-        own = {**sent(log), "nvls": uses_nvls(log), "view": view_of(log) if several else None}
-        answers = group.share("log", own)
-    found = {
+        report = {**sent(log), "nvls": uses_nvls(log), "view": view_of(log) if several else None}
+        answers = group.share("log", report)
+    values = {
         **group.values,
         "dtype": "float32",
         "rows": rows,
@@ -53,20 +53,20 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
         **merged(answers),
     }
     if several:
-        found["views"] = nccl_log.folded(one["view"] for one in answers)
-        found["connections"] = nccl_log.connections([one["view"] for one in answers])
-        found["channels"] = max((one["view"]["channels"] or 0 for one in answers if one["view"]), default=None)
-    return found
+        values["views"] = nccl_log.folded(reply["view"] for reply in answers)
+        values["connections"] = nccl_log.connections([reply["view"] for reply in answers])
+        values["channels"] = max((reply["view"]["channels"] or 0 for reply in answers if reply["view"]), default=None)
+    return values
 
 
 def view_of(log: Path) -> dict[str, Any] | None:
     """Return what NCCL reports of this rank; None without a log."""
     try:
         with log.open(encoding="utf-8", errors="replace") as stream:
-            found = nccl_log.views(stream.read(MAX_LOG_BYTES))
+            views = nccl_log.views(stream.read(MAX_LOG_BYTES))
     except OSError:
         return None
-    return found[0] if found else None
+    return views[0] if views else None
 
 
 def uses_nvls(log: Path) -> bool:
@@ -83,7 +83,7 @@ def sizes_for(group: Group, requested: tuple[int, ...]) -> list[int]:
     free = None
     if group.device.type == "cuda":
         free = group.torch.cuda.mem_get_info(group.device)[0] // SHARE_OF_FREE
-    least = min((one for one in group.share("memory", free) if one is not None), default=None)
+    least = min((memory for memory in group.share("memory", free) if memory is not None), default=None)
     return [size for size in requested if least is None or size <= least]
 
 
@@ -140,23 +140,23 @@ class Operation:
         """Return ``words`` of a rank's message, from ``start`` on: the pattern, and the rank's number added."""
         torch, pattern = self._group.torch, self._pattern
         words = self._words if words is None else words
-        found = torch.empty(words, dtype=torch.float32, device=self._group.device)
+        message = torch.empty(words, dtype=torch.float32, device=self._group.device)
         done = 0
         while done < words:
-            place = (start + done) % len(pattern)
-            piece = pattern[place : place + words - done]
-            torch.add(piece, float(rank + 1), out=found[done : done + len(piece)])
+            offset = (start + done) % len(pattern)
+            piece = pattern[offset : offset + words - done]
+            torch.add(piece, float(rank + 1), out=message[done : done + len(piece)])
             done += len(piece)
-        return found
+        return message
 
     def _prepared(self) -> Callable[[], Any]:
         torch, distributed, rank = self._group.torch, self._group.distributed, self._rank
         self._given = self._message(rank, self._part if self._name == "all-gather" else None)
         small = self._name == "reduce-scatter"
         self._taken = torch.zeros(self._part if small else self._words, dtype=torch.float32, device=self._group.device)
-        given, taken = self._given, self._taken
+        message, taken = self._given, self._taken
         if self._name == "all-reduce":
-            taken.copy_(given)
+            taken.copy_(message)
         # PyTorch 2.13 renamed two of them.
         gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
         scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
@@ -164,10 +164,10 @@ class Operation:
             return self._exchange
         return {
             "all-reduce": lambda: distributed.all_reduce(taken),
-            "all-gather": lambda: gather(taken, given),
-            "reduce-scatter": lambda: scatter(taken, given),
-            "all-to-all": lambda: distributed.all_to_all_single(taken, given),
-            "broadcast": lambda: distributed.broadcast(given if rank == 0 else taken, 0),
+            "all-gather": lambda: gather(taken, message),
+            "reduce-scatter": lambda: scatter(taken, message),
+            "all-to-all": lambda: distributed.all_to_all_single(taken, message),
+            "broadcast": lambda: distributed.broadcast(message if rank == 0 else taken, 0),
         }[self._name]
 
     def _exchange(self) -> None:
@@ -198,8 +198,8 @@ class Operation:
         if self._name in ("all-reduce", "reduce-scatter"):
             # The pattern once for each rank, and 1 + 2 + ... + ranks: whole numbers that float32 sums exactly.
             small = self._name == "reduce-scatter"
-            one = self._message(0, part if small else None, rank * part if small else 0)
-            return (one - 1) * ranks + ranks * (ranks + 1) // 2
+            message = self._message(0, part if small else None, rank * part if small else 0)
+            return (message - 1) * ranks + ranks * (ranks + 1) // 2
         if self._name == "all-gather":
             return self._group.torch.cat([self._message(other, part) for other in range(ranks)])
         if self._name == "all-to-all":

@@ -55,17 +55,17 @@ def views(text: str) -> list[dict[str, Any]]:
     ``fallbacks``; ``peers``, the transport to each rank that it sends to; ``rings``, the distinct orders of all ranks,
     which rank 0 prints; ``parent`` in the first tree. What a log does not contain is None.
     """
-    found: dict[tuple[str, str, str], _View] = {}
+    by_process: dict[tuple[str, str, str], _View] = {}
     for line in text.split("\n"):
         head = _LINE.search(line[:4000])
         if head is None:
             continue
         key = (head["host"], head["pid"], head["device"])
-        if key not in found and len(found) >= MAX_PROCESSES:
+        if key not in by_process and len(by_process) >= MAX_PROCESSES:
             continue
-        found.setdefault(key, _View(head["host"])).read(line[head.end() : 4000].partition(" ")[2])
-    known = [view.values() for view in found.values() if not view.empty]
-    return sorted(known, key=lambda one: (one["rank"] is None, one["rank"] or 0))
+        by_process.setdefault(key, _View(head["host"])).read(line[head.end() : 4000].partition(" ")[2])
+    known = [view.values() for view in by_process.values() if not view.empty]
+    return sorted(known, key=lambda view: (view["rank"] is None, view["rank"] or 0))
 
 
 OF_ONE_RANK = ("rank", "host", "channels", "peers", "rings", "parent")
@@ -93,17 +93,17 @@ def folded(every: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
 
     Numbers of connections, which differ between equal nodes, are yes or no here; only rank 0 reports channels.
     """
-    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for rank, view in enumerate(every):
         if view is None:
             continue
         short = {name: value for name, value in view.items() if name not in OF_ONE_RANK}
         short.update({name: sorted(view[name]) for name in ("adapters", "transports")})
         short.update({name: bool(view[name]) for name in ("direct", "staged", "relayed")})
-        found.setdefault(json.dumps(short, sort_keys=True), {"ranks": [], **short})["ranks"].append(rank)
-    if sum(len(one["ranks"]) for one in found.values()) > MOST_RANKS or len(found) > MOST_VIEWS:
+        groups.setdefault(json.dumps(short, sort_keys=True), {"ranks": [], **short})["ranks"].append(rank)
+    if sum(len(group["ranks"]) for group in groups.values()) > MOST_RANKS or len(groups) > MOST_VIEWS:
         return []
-    return list(found.values())
+    return list(groups.values())
 
 
 class _View:
@@ -137,7 +137,7 @@ class _View:
         using = _USING.search(text)
         if using is not None:
             self._network = self._network or using["network"].strip()
-            self._names = [_name(one) for one in _ADAPTER.finditer(using["adapters"].partition("; OOB")[0])]
+            self._names = [_name(match) for match in _ADAPTER.finditer(using["adapters"].partition("; OOB")[0])]
         network = _NETWORK.search(text)
         if network is not None:
             self._network = network[1]
@@ -162,13 +162,13 @@ class _View:
                 self._fallbacks[fallback[0].strip()[:MOST_TEXT]] = None
 
     def _connection(self, via: re.Match[str]) -> None:
-        own = "target" if via["end"] == "receive" else "source"
-        self._ranks[int(via[own])] += 1
-        number = via[f"{own}_id"]
+        side = "target" if via["end"] == "receive" else "source"
+        self._ranks[int(via[side])] += 1
+        number = via[f"{side}_id"]
         if self._gpu is None and number is not None and len(number) >= _BRACKETS_HAVE_BUS_IDS:
             self._gpu = bus_id_of(number)
         net = _NET.match(via["transport"])
-        if own == "source" and len(self._peers) < MOST_PAIRS:
+        if side == "source" and len(self._peers) < MOST_PAIRS:
             self._peers[int(via["target"])] = f"NET/{net['network']}" if net else via["transport"].strip()
         if net is None:
             self._ways[via["transport"].strip()] += 1
@@ -184,7 +184,9 @@ class _View:
     def values(self) -> dict[str, Any]:
         """Return the view."""
         names = self._names
-        uses = {names[one] if one < len(names) else str(one): number for one, number in sorted(self._uses.items())}
+        uses = {
+            names[index] if index < len(names) else str(index): number for index, number in sorted(self._uses.items())
+        }
         return {
             "rank": self._ranks.most_common(1)[0][0] if self._ranks else None,
             "host": self._host,

@@ -87,9 +87,9 @@ class _Job(threading.Thread):
             while time.perf_counter() < self._ends:
                 if not access.direct and number % blocks == 0:
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-                place = chance.randrange(blocks) if access.pattern.startswith("rand") else number % blocks
+                index = chance.randrange(blocks) if access.pattern.startswith("rand") else number % blocks
                 began = time.perf_counter()
-                done = (os.pwritev if writes else os.preadv)(file, [buffer], place * access.block)
+                done = (os.pwritev if writes else os.preadv)(file, [buffer], index * access.block)
                 if writes and not access.direct:
                     os.fdatasync(file)
                 if len(self.times) < MOST_TIMES:

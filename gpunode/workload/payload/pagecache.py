@@ -66,7 +66,7 @@ def resident(paths: list[str]) -> tuple[float | None, str | None]:
 
 
 def _by_mincore(paths: list[str]) -> float | None:
-    pages = found = 0
+    pages = cached = 0
     for path in paths:
         try:
             file = open_regular(path)
@@ -87,14 +87,14 @@ def _by_mincore(paths: list[str]) -> float | None:
             if failed:
                 return None
             pages += number
-            found += sum(byte & 1 for byte in answer.raw)
+            cached += sum(byte & 1 for byte in answer.raw)
         finally:
             os.close(file)
-    return found / pages if pages else None
+    return cached / pages if pages else None
 
 
 def _by_nowait(paths: list[str]) -> float | None:
-    tried = found = 0
+    tried = cached = 0
     block = bytearray(1)
     for path in paths:
         try:
@@ -104,9 +104,9 @@ def _by_nowait(paths: list[str]) -> float | None:
         try:
             size = min(os.fstat(file).st_size, MOST_BYTES)
             # From the end: the kernel may read ahead of each place, and not behind it.
-            for place in reversed(range(0, size, max(PAGE, size // PROBED_PAGES))):
+            for offset in reversed(range(0, size, max(PAGE, size // PROBED_PAGES))):
                 try:
-                    found += os.preadv(file, [block], place, os.RWF_NOWAIT)
+                    cached += os.preadv(file, [block], offset, os.RWF_NOWAIT)
                 except BlockingIOError:
                     pass
                 except OSError:  # the file system does not support it
@@ -115,4 +115,4 @@ def _by_nowait(paths: list[str]) -> float | None:
         finally:
             os.close(file)
     drop(paths)
-    return found / tried if tried else None
+    return cached / tried if tried else None

@@ -82,7 +82,7 @@ def run(seat: Seat, part: int) -> dict[str, Any]:
     """Return the values of ``nccl.pairs``, the same on all ranks."""
     search, factor = Search(seat.size), FACTORS[seat.backend]
     single_s: float | None = None
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    verdicts: dict[tuple[int, int], dict[str, Any]] = {}
     with Group(seat, part) as group:
         exchange = Exchange(group)
         while True:
@@ -96,7 +96,7 @@ def run(seat: Seat, part: int) -> dict[str, Any]:
                 single_s = median_of_links(links, answers)
             search.take(late_ranks(links, answers, single_s, seat.backend))
             if alone(links):
-                found.update({link: verdict(link, answers, exchange.size) for link in links & search.bad})
+                verdicts.update({link: verdict(link, answers, exchange.size) for link in links & search.bad})
             if any(answer is not None and answer["error"] for answer in answers):
                 group.restart(search.rounds)
     rate = None if single_s is None else significant(exchange.size / single_s / 1e9)
@@ -108,7 +108,7 @@ def run(seat: Seat, part: int) -> dict[str, Any]:
         "cleared": len(search.cleared),
         "median_gb_per_s": rate,
         "slow_factor": factor,
-        "bad": [found[link] for link in sorted(search.bad)],
+        "bad": [verdicts[link] for link in sorted(search.bad)],
         "bad_ranks": search.bad_ranks,
     }
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 def links_of(ranks: int) -> list[tuple[int, int]]:
     """Return all links, the smaller rank first."""
-    return [(one, other) for one in range(ranks) for other in range(one + 1, ranks)]
+    return [(rank, other) for rank in range(ranks) for other in range(rank + 1, ranks)]
 
 
 def matching_of(link: tuple[int, int], ranks: int) -> int:
@@ -22,10 +22,10 @@ def matching_of(link: tuple[int, int], ranks: int) -> int:
     The schedule of a round-robin tournament: the last rank of an even number plays against each in turn.
     """
     rounds = ranks - 1 + ranks % 2
-    one, other = link
+    rank, other = link
     if ranks % 2 == 0 and other == ranks - 1:
-        return 2 * one % rounds
-    return (one + other) % rounds
+        return 2 * rank % rounds
+    return (rank + other) % rounds
 
 
 class Search:

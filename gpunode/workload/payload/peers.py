@@ -21,8 +21,8 @@ def run(uuids: list[str]) -> dict[str, Any]:
     if number != len(uuids):
         raise Trouble(f"PyTorch finds {number} GPUs, {len(uuids)} were passed")
     access = [
-        [one == other or bool(torch.cuda.can_device_access_peer(one, other)) for other in range(number)]
-        for one in range(number)
+        [device == other or bool(torch.cuda.can_device_access_peer(device, other)) for other in range(number)]
+        for device in range(number)
     ]
     wrong = copied(torch, [torch.device(f"cuda:{index}") for index in range(number)], WORDS)
     return {"device": "cuda", "uuids": uuids, "access": access, "wrong": wrong}
@@ -31,13 +31,13 @@ def run(uuids: list[str]) -> dict[str, Any]:
 def copied(torch: Any, devices: list[Any], words: int) -> list[list[int]]:
     """Return the pairs of devices with a copy that differs from its source."""
     wrong = []
-    for one, source in enumerate(devices):
+    for sender, source in enumerate(devices):
         # Every device sends other data: the rest of an earlier copy cannot be mistaken for this one.
-        given = torch.arange(words, dtype=torch.int32, device=source).bitwise_xor_(one + 1)
-        for other, target in enumerate(devices):
-            if one != other:
-                found = given.to(target, copy=True)
-                expected = torch.arange(words, dtype=torch.int32, device=target).bitwise_xor_(one + 1)
-                if int((found != expected).sum()):
-                    wrong.append([one, other])
+        sent = torch.arange(words, dtype=torch.int32, device=source).bitwise_xor_(sender + 1)
+        for receiver, target in enumerate(devices):
+            if sender != receiver:
+                received = sent.to(target, copy=True)
+                expected = torch.arange(words, dtype=torch.int32, device=target).bitwise_xor_(sender + 1)
+                if int((received != expected).sum()):
+                    wrong.append([sender, receiver])
     return wrong

@@ -62,7 +62,7 @@ def walk(directory: str, seconds: float = WALK_S) -> dict[str, Any]:
     """
     until = time.monotonic() + seconds
     chance = random.Random(0)  # noqa: S311 - a choice of files
-    found: dict[str, Any] = dict.fromkeys(("files", "bytes", "unreadable", "broken_links", "other"), 0)
+    contents: dict[str, Any] = dict.fromkeys(("files", "bytes", "unreadable", "broken_links", "other"), 0)
     kinds: dict[str, list[Any]] = {kind: [0, 0, []] for kind in KINDS}
     waiting, entries, complete = [directory], 0, True
     while waiting and complete:
@@ -75,23 +75,23 @@ def walk(directory: str, seconds: float = WALK_S) -> dict[str, Any]:
                     if entries > MOST_ENTRIES or time.monotonic() > until:
                         complete = False
                         break
-                    _sort(entry, found, kinds, waiting, chance)
+                    _sort(entry, contents, kinds, waiting, chance)
         except OSError as err:
             if folder == directory:
                 raise Trouble(
                     f"{directory} cannot be read: {err.strerror or err} (uid {os.getuid()}); "
                     "grant this user read permission, or use --no-container"
                 ) from None
-            found["unreadable"] += 1
-    found["walk_complete"] = complete
-    found["kinds"] = {kind: row[0] for kind, row in kinds.items() if row[0]}
-    found["chosen"] = {kind: row for kind, row in kinds.items() if row[0]}
-    return found
+            contents["unreadable"] += 1
+    contents["walk_complete"] = complete
+    contents["kinds"] = {kind: row[0] for kind, row in kinds.items() if row[0]}
+    contents["chosen"] = {kind: row for kind, row in kinds.items() if row[0]}
+    return contents
 
 
 def _sort(
     entry: os.DirEntry[str],
-    found: dict[str, Any],
+    contents: dict[str, Any],
     kinds: dict[str, list[Any]],
     waiting: list[str],
     chance: random.Random,
@@ -103,21 +103,21 @@ def _sort(
             return
         status = entry.stat()
     except OSError:
-        found["broken_links" if entry.is_symlink() else "unreadable"] += 1
+        contents["broken_links" if entry.is_symlink() else "unreadable"] += 1
         return
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
-        found["other"] += 1
+        contents["other"] += 1
         return
-    found["files"] += 1
-    found["bytes"] += status.st_size
+    contents["files"] += 1
+    contents["bytes"] += status.st_size
     row = kinds[SUFFIXES.get(Path(entry.name).suffix.lower(), "files")]
     row[0] += 1
     row[1] += status.st_size
     # Reservoir sampling: each file of the kind is equally likely to be chosen, whatever their number.
     if len(row[2]) < MOST_FILES:
         row[2].append((entry.path, status.st_size))
-    elif (place := chance.randrange(row[0])) < MOST_FILES:
-        row[2][place] = (entry.path, status.st_size)
+    elif (slot := chance.randrange(row[0])) < MOST_FILES:
+        row[2][slot] = (entry.path, status.st_size)
 
 
 def run(directory: str | None, rate: float | None, gpus: int, seconds: float) -> dict[str, Any]:
@@ -129,12 +129,12 @@ def run(directory: str | None, rate: float | None, gpus: int, seconds: float) ->
         raise SkipPart("no directory was set (--data DIR)")
     if not Path(directory).is_dir():
         raise Trouble(f"{directory} is not a directory here: use an existing one, also inside the container")
-    found = walk(directory)
-    chosen = found.pop("chosen")
+    contents = walk(directory)
+    chosen = contents.pop("chosen")
     if not chosen:
         raise Trouble(
-            f"{directory} has no files to read: {found['other']} empty or special, "
-            f"{found['broken_links']} broken links, {found['unreadable']} unreadable"
+            f"{directory} has no files to read: {contents['other']} empty or special, "
+            f"{contents['broken_links']} broken links, {contents['unreadable']} unreadable"
         )
     kind = max(chosen, key=lambda name: chosen[name][1])
     paths, size = affordable(chosen[kind][2])
@@ -148,7 +148,7 @@ def run(directory: str | None, rate: float | None, gpus: int, seconds: float) ->
         "directory": directory,
         "filesystem": filesystem,
         "remote": filesystem is not None and REMOTE.fullmatch(filesystem) is not None,
-        **found,
+        **contents,
         "kind": kind,
         "read_files": len(paths),
         "read_bytes": size,
@@ -237,16 +237,16 @@ class _Reader(threading.Thread):
 
     def _read(self, file: int, path: str, block: bytearray) -> None:
         size = min(os.fstat(file).st_size, pagecache.MOST_BYTES)
-        place = 0
-        while place < size and time.perf_counter() < self._until:
-            number = os.preadv(file, [memoryview(block)[: min(CHUNK, size - place)]], place)
+        offset = 0
+        while offset < size and time.perf_counter() < self._until:
+            number = os.preadv(file, [memoryview(block)[: min(CHUNK, size - offset)]], offset)
             if not number:
                 self.shrunk += 1
                 break
-            place += number
+            offset += number
             self.bytes += number
         else:
-            if place >= size:
+            if offset >= size:
                 self.done.append(path)
 
 
@@ -444,11 +444,11 @@ class SampleStream:
     def __iter__(self) -> Iterator[Any]:
         worker = self._torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        own = self._paths[first::step] or (self._paths if self._cycle else [])
+        paths = self._paths[first::step] or (self._paths if self._cycle else [])
         useful = True
         while useful:
             useful = False
-            for path in own:
+            for path in paths:
                 raw = self._samples.raw(path)
                 while True:
                     began = time.perf_counter()
@@ -554,8 +554,8 @@ def _loaders(  # noqa: PLR0913
     first = next((sample for path in paths for sample in map(samples.decoded, samples.raw(path)) if sample), b"\0")
     synthetic = delivered(torch, Synthetic(torch, len(first)), advised, seconds, None, pin=False)
     if gpus > 1:
-        own = max(1, cpus // gpus)
-        add("hot", own, loaders=gpus, rate=at_once(samples, paths, gpus, own, seconds))
+        per_gpu = max(1, cpus // gpus)
+        add("hot", per_gpu, loaders=gpus, rate=at_once(samples, paths, gpus, per_gpu, seconds))
     for pinned in (True, False) if gpus else ():
         stream = SampleStream(torch, samples, paths, cycle=True)
         add("hot", advised, pinned=pinned, rate=delivered(torch, stream, advised, seconds, "cuda:0", pin=pinned))
@@ -570,11 +570,11 @@ def _loaders(  # noqa: PLR0913
 def at_once(samples: FileSamples, paths: list[str], loaders: int, workers: int, seconds: float) -> float | None:
     """Return the samples per second of one loader for each GPU, all at the same time."""
 
-    def one(number: int) -> dict[str, Any]:
+    def measure(number: int) -> dict[str, Any]:
         part = SampleStream(samples._torch, samples, paths[number::loaders] or paths, cycle=True)
         return {"rate": delivered(samples._torch, part, workers, seconds, None, pin=False)}
 
-    jobs = [Job((Task("loader", one, (number,), 4 * seconds + 30),), str(number)) for number in range(loaders)]
+    jobs = [Job((Task("loader", measure, (number,), 4 * seconds + 30),), str(number)) for number in range(loaders)]
     total = 0.0
     for _, _, outcome in run_jobs(jobs, loaders, Clock(None)):
         if not outcome.values.get("rate"):

@@ -117,9 +117,9 @@ def device_for(torch: Any, where: str | None) -> Any:
     reason = why_no_gpu(torch)
     if reason is not None:
         raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
-    found = gpu(torch, 0).get("uuid")
-    if where.startswith("GPU-") and found is not None and found != where:
-        raise Trouble(f"PyTorch computes on {found} instead of {where}")
+    uuid = gpu(torch, 0).get("uuid")
+    if where.startswith("GPU-") and uuid is not None and uuid != where:
+        raise Trouble(f"PyTorch computes on {uuid} instead of {where}")
     return torch.device("cuda:0")
 
 
@@ -133,9 +133,9 @@ def half_precision(torch: Any, device: Any) -> Any:
     return torch.float16 if device.type == "cuda" and capability(torch, device) < (8, 0) else torch.bfloat16
 
 
-def difference(found: Any, expected: Any) -> float:
+def difference(tensor: Any, expected: Any) -> float:
     """Return the largest difference; Trouble if a value is not a number."""
-    largest = float((found.detach().cpu().double() - expected.detach().cpu().double()).abs().max())
+    largest = float((tensor.detach().cpu().double() - expected.detach().cpu().double()).abs().max())
     if not math.isfinite(largest):
         raise Trouble("the result contains NaN or infinity")
     return largest

@@ -51,10 +51,10 @@ class Sensors:
     def _number(self, function: str, kind: Any, *arguments: Any) -> int | None:
         if not self._library.has(function):
             return None
-        found = kind()
-        result = self._library.call(function, self._handle, *arguments, ctypes.byref(found))
+        reading = kind()
+        result = self._library.call(function, self._handle, *arguments, ctypes.byref(reading))
         self.lost = self.lost or result == GPU_IS_LOST
-        return int(found.value) if result == 0 else None
+        return int(reading.value) if result == 0 else None
 
     def temperature_c(self) -> int | None:
         """Return the temperature of the GPU's core."""

@@ -255,8 +255,8 @@ class PayloadSession:
                 )
                 for number in range(size)
             ]
-            found = {job.component: outcome for job, _, outcome in run_jobs(jobs, size, self._clock)}
-        return collective.together([found[str(number)] for number in range(size)], backend, size)
+            outcomes = {job.component: outcome for job, _, outcome in run_jobs(jobs, size, self._clock)}
+        return collective.together([outcomes[str(number)] for number in range(size)], backend, size)
 
 
 def tasks_of(parts: Iterable[tuple[str, Callable[..., dict[str, Any]], float]], where: str | None) -> tuple[Task, ...]:

@@ -75,8 +75,8 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
     except OSError:
         return None
     here = str(path.resolve())
-    found = [row for row in rows if len(row) > 2 and (here + "/").startswith(row[1].rstrip("/") + "/")]
-    return max(found, key=lambda row: len(row[1]))[2] if found else None
+    candidates = [row for row in rows if len(row) > 2 and (here + "/").startswith(row[1].rstrip("/") + "/")]
+    return max(candidates, key=lambda row: len(row[1]))[2] if candidates else None
 
 
 def fio(directory: str | None, seconds: float) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any] | None:
     text = done.stdout.decode(errors="replace")
     try:
         # Notes may precede the document.
-        found = json.loads(text[text.index("{") :])
-        return dict(found)
+        document = json.loads(text[text.index("{") :])
+        return dict(document)
     except (ValueError, TypeError):
         raise Trouble(f"fio printed no JSON: {one_line(text[:200])}") from None
 
@@ -172,16 +172,16 @@ def fio_row(answer: dict[str, Any], pattern: str, block: int, jobs: int, depth: 
         (job,) = answer["jobs"]
         if job.get("error"):
             raise Trouble(f"fio {pattern}: {os.strerror(int(job['error']))}")
-        found = job["write" if "write" in pattern else "read"]
-        latency = found.get("clat_ns") or {}
+        figures = job["write" if "write" in pattern else "read"]
+        latency = figures.get("clat_ns") or {}
         shares = latency.get("percentile") or {}
         return {
             "pattern": pattern,
             "block_bytes": block,
             "jobs": jobs,
             "depth": depth,
-            "bandwidth_gb_per_s": significant(found["bw_bytes"] / 1e9),
-            "iops": significant(found["iops"]),
+            "bandwidth_gb_per_s": significant(figures["bw_bytes"] / 1e9),
+            "iops": significant(figures["iops"]),
             "latency_us": _microseconds(shares.get("50.000000")),
             "latency_p99_us": _microseconds(shares.get("99.000000")),
         }

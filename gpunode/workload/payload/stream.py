@@ -22,11 +22,11 @@ def run(where: str | None, gpu_uuid: str | None, repetitions: int) -> dict[str, 
     size = size_for(torch, device, BYTES, BYTES_ON_PROCESSOR)
     with memory_needed(torch, device, "the arrays"):
         generator = torch.Generator(device=device).manual_seed(4)
-        one, other = (torch.randint(-8, 9, (size // 4,), generator=generator, device=device).float() for _ in range(2))
-        result = torch.zeros_like(one)
+        left, right = (torch.randint(-8, 9, (size // 4,), generator=generator, device=device).float() for _ in range(2))
+        result = torch.zeros_like(left)
     total = torch.zeros((), dtype=torch.float32, device=device)
     # One sum per row: no partial sum exceeds the whole numbers that float32 represents.
-    rows = one[: size // 4 // 1024 * 1024].view(-1, 1024)
+    rows = left[: size // 4 // 1024 * 1024].view(-1, 1024)
     sums = torch.zeros(rows.shape[0], dtype=torch.float32, device=device)
 
     def read() -> None:
@@ -36,7 +36,7 @@ def run(where: str | None, gpu_uuid: str | None, repetitions: int) -> dict[str, 
         result.fill_(SCALE)
 
     def triad() -> None:
-        torch.add(one, other, alpha=SCALE, out=result)
+        torch.add(left, right, alpha=SCALE, out=result)
 
     sensors = sensors_of(gpu_uuid)
     settle(sensors, SETTLE_S)
@@ -53,7 +53,7 @@ def run(where: str | None, gpu_uuid: str | None, repetitions: int) -> dict[str, 
             elif name == "write":
                 wrong = wrong_elements(result, total + SCALE)
             else:
-                wrong = wrong_elements(result - one, other * SCALE)
+                wrong = wrong_elements(result - left, right * SCALE)
             kernels.append({"kernel": name, **bandwidth(moved, seconds), "wrong": wrong})
     return {
         "device": device.type,

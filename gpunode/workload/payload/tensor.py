@@ -18,19 +18,19 @@ def run(where: str | None) -> dict[str, Any]:
     torch = torch_module()
     device = device_for(torch, where)
     generator = torch.Generator().manual_seed(1)
-    one, other = (torch.randint(-4, 5, (SIZE, SIZE), generator=generator).float() for _ in range(2))
+    left, right = (torch.randint(-4, 5, (SIZE, SIZE), generator=generator).float() for _ in range(2))
     values: dict[str, Any] = {"device": device.type}
     before = 0
     if device.type == "cuda":
         seen = gpu(torch, 0)
         values.update({key: seen[key] for key in ("pci_bus_id", "compute_capability", "memory_mib") if key in seen})
         before = torch.cuda.memory_allocated(device)
-    there = one.to(device)
-    product = there @ other.to(device)
+    device_left = left.to(device)
+    product = device_left @ right.to(device)
     if product.device != device:
         raise Trouble(f"the tensor is on {product.device}, not on {device}")
     synchronize(torch, device)
     if device.type == "cuda":
         values["allocated_bytes"] = int(torch.cuda.memory_allocated(device) - before)
-    values["max_error"] = difference(product, one.double() @ other.double())
+    values["max_error"] = difference(product, left.double() @ right.double())
     return values

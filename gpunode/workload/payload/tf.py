@@ -36,7 +36,7 @@ def versions() -> dict[str, Any]:
         "built_with_cuda": bool(tensorflow.test.is_built_with_cuda()),
         "cuda": build.get("cuda_version"),
         "cudnn": build.get("cudnn_version"),
-        "architectures": [str(one) for one in build.get("cuda_compute_capabilities") or ()],
+        "architectures": [str(name) for name in build.get("cuda_compute_capabilities") or ()],
         "count": number,
     }
 
@@ -46,11 +46,11 @@ def without_code(architectures: list[str], capabilities: list[tuple[int, int]]) 
 
     ``sm_80`` is code for 8.0 and later of the same major; ``compute_90`` is PTX, which the driver has to compile.
     """
-    matches = [re.fullmatch(r"sm_(\d+)(\d)[af]?", one) for one in architectures]
+    matches = [re.fullmatch(r"sm_(\d+)(\d)[af]?", name) for name in architectures]
     built = [(int(match.group(1)), int(match.group(2))) for match in matches if match]
     if not built:
         return []
-    return [has for has in capabilities if not any(one[0] == has[0] and one[1] <= has[1] for one in built)]
+    return [has for has in capabilities if not any(code[0] == has[0] and code[1] <= has[1] for code in built)]
 
 
 def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
@@ -58,7 +58,7 @@ def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
     them.
     """
     details = [tensorflow.config.experimental.get_device_details(gpu) for gpu in gpus]
-    return sorted({tuple(one["compute_capability"]) for one in details if one.get("compute_capability")})
+    return sorted({tuple(detail["compute_capability"]) for detail in details if detail.get("compute_capability")})
 
 
 def ready() -> Any:
@@ -67,10 +67,10 @@ def ready() -> Any:
     """
     tensorflow = tensorflow_module()
     gpus = tensorflow.config.list_physical_devices("GPU")
-    architectures = [str(one) for one in tensorflow.sysconfig.get_build_info().get("cuda_compute_capabilities") or ()]
+    architectures = [str(name) for name in tensorflow.sysconfig.get_build_info().get("cuda_compute_capabilities") or ()]
     lacking = without_code(architectures, capabilities_of(tensorflow, gpus))
     if lacking:
-        those = ", ".join("{}.{}".format(*one) for one in lacking)
+        those = ", ".join("{}.{}".format(*capability) for capability in lacking)
         raise SkipPart(
             f"TensorFlow {tensorflow.__version__} has no code for compute capability {those} "
             f"({', '.join(architectures)}) and would compile for many minutes first; use a newer TensorFlow"
@@ -87,22 +87,22 @@ def run() -> dict[str, Any]:
     growth = [bool(tensorflow.config.experimental.get_memory_growth(gpu)) for gpu in gpus]
     policy = tensorflow.keras.mixed_precision.Policy("mixed_float16")
     generator = tensorflow.random.Generator.from_seed(1)
-    one, other = (
+    left, right = (
         tensorflow.cast(generator.uniform((SIZE, SIZE), -4, 5, dtype=tensorflow.int32), tensorflow.float32)
         for _ in range(2)
     )
     with tensorflow.device("/CPU:0"):
-        expected = tensorflow.cast(one, tensorflow.float64) @ tensorflow.cast(other, tensorflow.float64)
+        expected = tensorflow.cast(left, tensorflow.float64) @ tensorflow.cast(right, tensorflow.float64)
     largest = 0.0
-    for place in [f"/GPU:{index}" for index in range(len(gpus))] or ["/CPU:0"]:
-        with tensorflow.device(place):
-            found = tensorflow.identity(one) @ tensorflow.identity(other)
-        if place not in found.device.replace("device:", ""):
-            raise Trouble(f"the product was computed on {found.device}, not on {place}")
-        off = tensorflow.cast(found, tensorflow.float64) - expected
+    for device in [f"/GPU:{index}" for index in range(len(gpus))] or ["/CPU:0"]:
+        with tensorflow.device(device):
+            product = tensorflow.identity(left) @ tensorflow.identity(right)
+        if device not in product.device.replace("device:", ""):
+            raise Trouble(f"the product was computed on {product.device}, not on {device}")
+        off = tensorflow.cast(product, tensorflow.float64) - expected
         largest = max(largest, float(tensorflow.reduce_max(tensorflow.abs(off))))
     layer = tensorflow.keras.layers.Dense(4, dtype=policy)
-    layer(one)
+    layer(left)
     return {
         "device": "cuda" if gpus else "cpu",
         "count": len(gpus),

@@ -81,13 +81,13 @@ class MirroredNetwork:
         shape = (self.width, self.width)
         first = [generator.normal(shape, stddev=self.width**-0.5) for _ in range(self.depth)]
         with self.strategy.scope():
-            self.weights = [tensorflow.Variable(one) for one in first]
+            self.weights = [tensorflow.Variable(weight) for weight in first]
         self.first = first
         self.parts = [generator.normal((self.batch, self.width)) for _ in places]
-        own = self.strategy.experimental_distribute_values_from_function(
+        inputs = self.strategy.experimental_distribute_values_from_function(
             lambda context: self.parts[context.replica_id_in_sync_group]
         )
-        self._run = tensorflow.function(lambda: self.strategy.run(self._gradients, args=(own,)))
+        self._run = tensorflow.function(lambda: self.strategy.run(self._gradients, args=(inputs,)))
 
     @property
     def parameters(self) -> int:
@@ -103,16 +103,16 @@ class MirroredNetwork:
     def _gradients(self, inputs: Any) -> list[Any]:
         with self.tensorflow.GradientTape() as tape:
             loss = self.loss(self.weights, inputs)
-        found = tape.gradient(loss, self.weights)
+        gradients = tape.gradient(loss, self.weights)
         mean = self.tensorflow.distribute.ReduceOp.MEAN
-        return list(self.tensorflow.distribute.get_replica_context().all_reduce(mean, found))
+        return list(self.tensorflow.distribute.get_replica_context().all_reduce(mean, gradients))
 
     def step(self) -> list[Any]:
         """Run one step: forward, backward, all-reduce. Return the gradients of each device, when they are there."""
-        found = [self.strategy.experimental_local_results(one) for one in self._run()]
-        for one in found[0]:
-            float(one[0, 0])
-        return found
+        gradients = [self.strategy.experimental_local_results(gradient) for gradient in self._run()]
+        for gradient in gradients[0]:
+            float(gradient[0, 0])
+        return gradients
 
     def compared(self) -> tuple[float, int]:
         """Return the largest error of a gradient, relative to the largest gradient, and the number of wrong ones.
@@ -121,27 +121,27 @@ class MirroredNetwork:
         """
         tensorflow = self.tensorflow
         with tensorflow.device(self.places[0]):
-            weights = [tensorflow.Variable(one) for one in self.first]
-            expected = [tensorflow.zeros_like(one) for one in self.first]
+            weights = [tensorflow.Variable(weight) for weight in self.first]
+            expected = [tensorflow.zeros_like(weight) for weight in self.first]
             for inputs in self.parts:
                 with tensorflow.GradientTape() as tape:
                     loss = self.loss(weights, tensorflow.identity(inputs)) / len(self.parts)
-                expected = [one + more for one, more in zip(expected, tape.gradient(loss, weights))]
+                expected = [total + more for total, more in zip(expected, tape.gradient(loss, weights))]
         largest, wrong = 0.0, 0
-        for found, reference in zip(self.step(), expected):
+        for gradients, reference in zip(self.step(), expected):
             scale = max(1e-30, float(tensorflow.reduce_max(tensorflow.abs(reference))))
-            for one in found:
-                error = float(tensorflow.reduce_max(tensorflow.abs(tensorflow.identity(one) - reference))) / scale
+            for gradient in gradients:
+                error = float(tensorflow.reduce_max(tensorflow.abs(tensorflow.identity(gradient) - reference))) / scale
                 error = error if math.isfinite(error) else 1e30
                 largest, wrong = max(largest, error), wrong + (error > TOLERANCE)
         return float(f"{largest:.3g}"), wrong
 
 
-def xla(tensorflow: Any, place: str) -> dict[str, Any]:
+def xla(tensorflow: Any, device: str) -> dict[str, Any]:
     """Return what XLA does with a function: its error against the plain one, and the time to compile it."""
     generator = tensorflow.random.Generator.from_seed(17)
-    with tensorflow.device(place):
-        one, other = (
+    with tensorflow.device(device):
+        left, right = (
             tensorflow.cast(generator.uniform((256, 256), -4, 5, dtype=tensorflow.int32), tensorflow.float32)
             for _ in range(2)
         )
@@ -149,11 +149,11 @@ def xla(tensorflow: Any, place: str) -> dict[str, Any]:
         def work(left: Any, right: Any) -> Any:
             return tensorflow.reduce_sum(tensorflow.nn.relu(left @ right + 1.0), axis=1)
 
-        expected = work(one, other)
+        expected = work(left, right)
         began = time.monotonic()
         try:
-            found = tensorflow.function(work, jit_compile=True)(one, other)
-            error = float(tensorflow.reduce_max(tensorflow.abs(found - expected)))
+            output = tensorflow.function(work, jit_compile=True)(left, right)
+            error = float(tensorflow.reduce_max(tensorflow.abs(output - expected)))
         except Exception as err:
             text = " ".join(str(err).split())
             return {"xla_error": f"{type(err).__name__}: {text}"[:LINE], "xla_max_error": None, "xla_seconds": None}

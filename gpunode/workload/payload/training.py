@@ -41,8 +41,8 @@ class Model:
         inputs = torch.randn(ranks * self.batch, width, generator=generator)
         labels = torch.randint(0, CLASSES, (ranks * self.batch,), generator=generator)
         self.inputs, self.labels = inputs.to(self.device), labels.to(self.device)
-        own = slice(group.seat.rank * self.batch, (group.seat.rank + 1) * self.batch)
-        self.own = (self.inputs[own], self.labels[own])
+        rows = slice(group.seat.rank * self.batch, (group.seat.rank + 1) * self.batch)
+        self.own = (self.inputs[rows], self.labels[rows])
 
     def loss(self, network: Any, inputs: Any, labels: Any) -> Any:
         """Return the mean over the samples."""
@@ -54,9 +54,9 @@ class Model:
         parts = zip(self.inputs.split(self.batch), self.labels.split(self.batch))
         for inputs, labels in parts:
             (self.loss(self.plain, inputs, labels) / self.group.seat.size).backward()
-        found = [parameter.grad.clone() for parameter in self.plain.parameters()]
+        gradients = [parameter.grad.clone() for parameter in self.plain.parameters()]
         self.plain.zero_grad(set_to_none=True)
-        return found
+        return gradients
 
     @property
     def parameters(self) -> int:
@@ -87,8 +87,8 @@ def run(seat: Seat, part: int, kind: str, busbw: dict[str, float] | None) -> dic
         "steps": len(losses),
         "parameters": parameters,
         "gradient_bytes": size,
-        "wrong": sum(one["wrong"] for one in shared),
-        "max_gradient_error": max(one["error"] for one in shared),
+        "wrong": sum(report["wrong"] for report in shared),
+        "max_gradient_error": max(report["error"] for report in shared),
         "step_seconds": significant(took),
         "compute_seconds": significant(compute),
         "communication_seconds": significant(communication),
