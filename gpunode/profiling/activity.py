@@ -49,19 +49,19 @@ class ProfileActivity:
     @property
     def on_devices(self) -> list[tuple[int, Interval]]:
         """Return kernels and copies by device."""
-        kernels = [(one.device, (one.start, one.end)) for one in self.kernels]
-        return kernels + [(one.device, (one.start, one.end)) for one in self.copies]
+        kernels = [(kernel.device, (kernel.start, kernel.end)) for kernel in self.kernels]
+        return kernels + [(copy.device, (copy.start, copy.end)) for copy in self.copies]
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the intervals sorted, overlapping ones as one."""
-    found: list[Interval] = []
+    union: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
 def length(intervals: Sequence[Interval]) -> float:
@@ -69,14 +69,14 @@ def length(intervals: Sequence[Interval]) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def common(one: Sequence[Interval], other: Sequence[Interval]) -> float:
+def common(first: Sequence[Interval], second: Sequence[Interval]) -> float:
     """Return the seconds that are in both; each of them is merged."""
     total, number = 0.0, 0
-    for start, end in one:
-        while number < len(other) and other[number][1] <= start:
+    for start, end in first:
+        while number < len(second) and second[number][1] <= start:
             number += 1
-        place = number
-        while place < len(other) and other[place][0] < end:
-            total += max(0.0, min(end, other[place][1]) - max(start, other[place][0]))
-            place += 1
+        index = number
+        while index < len(second) and second[index][0] < end:
+            total += max(0.0, min(end, second[index][1]) - max(start, second[index][0]))
+            index += 1
     return total

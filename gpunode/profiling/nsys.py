@@ -34,29 +34,29 @@ def _read(database: sqlite3.Connection) -> ProfileActivity:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
     if "StringIds" not in tables:
         raise ProfileError("the file has no table StringIds: not an export of nsys, or of another version")
-    found = ProfileActivity(0.0)
+    activity = ProfileActivity(0.0)
     names = dict(database.execute("SELECT id, value FROM StringIds"))
     if KERNELS in tables:
         name = "demangledName" if "demangledName" in _columns(database, KERNELS) else "shortName"
         for start, end, device, text in _rows(database, KERNELS, ("start", "end", "deviceId", name)):
-            found.kernels.append(KernelRun(start / 1e9, end / 1e9, str(names.get(text, text)), device or 0))
-    found.copies.extend(_copies(database, tables))
+            activity.kernels.append(KernelRun(start / 1e9, end / 1e9, str(names.get(text, text)), device or 0))
+    activity.copies.extend(_copies(database, tables))
     if CALLS in tables:
         for start, end, text in _rows(database, CALLS, ("start", "end", "nameId")):
             # Names carry the version of the interface: cudaLaunchKernel_v7000.
             name = str(names.get(text, text)).partition("_v")[0]
-            found.calls.setdefault(name, []).append((start / 1e9, end / 1e9))
+            activity.calls.setdefault(name, []).append((start / 1e9, end / 1e9))
     if RANGES in tables:
         for start, end, text in _rows(database, RANGES, ("start", "end", "text")):
             if end is not None and isinstance(text, str) and "DataLoader" in text:
-                found.loading.append((start / 1e9, end / 1e9))
-                found.single_process = "SingleProcess" in text
-    times = [interval for _, interval in found.on_devices]
-    times += [interval for calls in found.calls.values() for interval in calls] + found.loading
+                activity.loading.append((start / 1e9, end / 1e9))
+                activity.single_process = "SingleProcess" in text
+    times = [interval for _, interval in activity.on_devices]
+    times += [interval for calls in activity.calls.values() for interval in calls] + activity.loading
     if not times:
         raise ProfileError("nsys recorded no CUDA activity: the command used no GPU, or ended before it did")
-    found.span_s = max(end for _, end in times) - min(start for start, _ in times)
-    return found
+    activity.span_s = max(end for _, end in times) - min(start for start, _ in times)
+    return activity
 
 
 def _copies(database: sqlite3.Connection, tables: set[str]) -> Iterator[MemoryCopy]:
@@ -64,7 +64,7 @@ def _copies(database: sqlite3.Connection, tables: set[str]) -> Iterator[MemoryCo
         kinds = _memory_kinds(database, tables)
         columns = ("start", "end", "deviceId", "bytes", "copyKind", "srcKind", "dstKind")
         for start, end, device, size, kind, source, target in _rows(database, COPIES, columns):
-            sides = [kinds[one] for one in (source, target) if one in kinds]
+            sides = [kinds[memory] for memory in (source, target) if memory in kinds]
             pageable = any("pageable" in side for side in sides) if sides else None
             direction = DIRECTIONS.get(kind, "other")
             yield MemoryCopy(start / 1e9, end / 1e9, direction, size, pageable, device or 0)

@@ -62,23 +62,23 @@ class RunNotes:
     torch: str | None = None
 
 
-def patterns(found: ProfileActivity, notes: RunNotes) -> list[ProfilePattern]:
+def patterns(activity: ProfileActivity, notes: RunNotes) -> list[ProfilePattern]:
     """Return the table of a profile."""
-    span = found.span_s
-    kernels = merged((one.start, one.end) for one in found.kernels)
-    copies = merged((one.start, one.end) for one in found.copies)
+    span = activity.span_s
+    kernels = merged((kernel.start, kernel.end) for kernel in activity.kernels)
+    copies = merged((copy.start, copy.end) for copy in activity.copies)
     busy = merged((*kernels, *copies))
-    rows = [_device(found, span)]
-    rows.extend(_loading(found, notes, span, busy))
-    if not found.kernels:
-        rows.extend(_operations(found, notes))
+    rows = [_device(activity, span)]
+    rows.extend(_loading(activity, notes, span, busy))
+    if not activity.kernels:
+        rows.extend(_operations(activity, notes))
         return rows
-    rows.extend(_gaps(found, span, busy))
-    rows.append(_copies(found, span, kernels))
-    rows.append(_calls(found, span, SYNCHRONIZING, "synchronization", SYNC_SHARE))
-    rows.append(_calls(found, span, ALLOCATING, "allocation", ALLOCATION_SHARE))
-    rows.append(_collectives(found, span))
-    rows.append(_tensor_cores(found))
+    rows.extend(_gaps(activity, span, busy))
+    rows.append(_copies(activity, span, kernels))
+    rows.append(_calls(activity, span, SYNCHRONIZING, "synchronization", SYNC_SHARE))
+    rows.append(_calls(activity, span, ALLOCATING, "allocation", ALLOCATION_SHARE))
+    rows.append(_collectives(activity, span))
+    rows.append(_tensor_cores(activity))
     return rows
 
 
@@ -104,12 +104,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _device(found: ProfileActivity, span: float) -> ProfilePattern:
-    devices = sorted({device for device, _ in found.on_devices})
+def _device(activity: ProfileActivity, span: float) -> ProfilePattern:
+    devices = sorted({device for device, _ in activity.on_devices})
     if not devices:
         return _unknown("device share", "no activity of a GPU was recorded", "the command used no GPU")
     shares = {
-        device: length(merged(interval for owner, interval in found.on_devices if owner == device)) / span
+        device: length(merged(interval for owner, interval in activity.on_devices if owner == device)) / span
         for device in devices
     }
     least = min(shares, key=lambda device: shares[device])
@@ -125,9 +125,9 @@ def _device(found: ProfileActivity, span: float) -> ProfilePattern:
 
 
 def _loading(
-    found: ProfileActivity, notes: RunNotes, span: float, busy: Sequence[Interval]
+    activity: ProfileActivity, notes: RunNotes, span: float, busy: Sequence[Interval]
 ) -> Iterator[ProfilePattern]:
-    loading = merged(found.loading)
+    loading = merged(activity.loading)
     if not loading:
         yield _unknown("data loading", "no DataLoader was seen")
         return
@@ -136,15 +136,15 @@ def _loading(
     measured = f"{percent(share)} of {span:.3g} s in the DataLoader"
     if busy:
         measured += f", {percent(hidden)} while the GPU computes"
-    cause, change = _why_loading(found, notes)
+    cause, change = _why_loading(activity, notes)
     yield _row("data loading", share, measured, bad=share - hidden > LOADING_SHARE, cause=cause, change=change)
 
 
-def _why_loading(found: ProfileActivity, notes: RunNotes) -> tuple[str, str]:
+def _why_loading(activity: ProfileActivity, notes: RunNotes) -> tuple[str, str]:
     """Return why the main thread is in the DataLoader, and what to change."""
     measure = "gpunode validate --level deep --data DIR names the limit of the files"
     most = f"num_workers up to {max(1, notes.cpus - 1)}; decode on the GPU (nvJPEG, DALI)"
-    if found.single_process:
+    if activity.single_process:
         if not notes.loading_s:
             return "samples are prepared in the main process", f"num_workers above 0; {measure}"
         active = notes.loading_active_s / notes.loading_s
@@ -165,19 +165,19 @@ def _why_loading(found: ProfileActivity, notes: RunNotes) -> tuple[str, str]:
     return f"{number} compute (active {percent(active)} each): decoding, Python", most
 
 
-def _operations(found: ProfileActivity, notes: RunNotes) -> Iterator[ProfilePattern]:
-    total = sum(found.operations.values())
+def _operations(activity: ProfileActivity, notes: RunNotes) -> Iterator[ProfilePattern]:
+    total = sum(activity.operations.values())
     if not total:
         return
-    largest = sorted(found.operations.items(), key=lambda row: -row[1])[:3]
+    largest = sorted(activity.operations.items(), key=lambda row: -row[1])[:3]
     named = ", ".join(f"{name} {percent(seconds / total)}" for name, seconds in largest)
-    share = total / found.span_s
-    shown = f"{percent(share)} of {found.span_s:.3g} s on the processor ({notes.threads} threads): {named}"
+    share = total / activity.span_s
+    shown = f"{percent(share)} of {activity.span_s:.3g} s on the processor ({notes.threads} threads): {named}"
     yield _row("operations", share, shown, bad=False, cause="", change="")
 
 
-def _gaps(found: ProfileActivity, span: float, busy: Sequence[Interval]) -> Iterator[ProfilePattern]:
-    loading = merged(found.loading)
+def _gaps(activity: ProfileActivity, span: float, busy: Sequence[Interval]) -> Iterator[ProfilePattern]:
+    loading = merged(activity.loading)
     gaps = [(end, start) for (_, end), (start, _) in itertools.pairwise(busy)]
     long = [gap for gap in gaps if gap[1] - gap[0] > LONG_GAP_S]
     outside = max(0.0, length(long) - common(long, loading))
@@ -193,24 +193,24 @@ def _gaps(found: ProfileActivity, span: float, busy: Sequence[Interval]) -> Iter
     )
     small = length([gap for gap in gaps if gap[1] - gap[0] <= SMALL_GAP_S]) / span
     medium = length([gap for gap in gaps if SMALL_GAP_S < gap[1] - gap[0] <= LONG_GAP_S]) / span
-    median = statistics.median(one.end - one.start for one in found.kernels)
+    median = statistics.median(kernel.end - kernel.start for kernel in activity.kernels)
     yield _row(
         "launch-bound",
         small + medium,
-        f"{percent(small + medium)} in gaps up to 1 ms; {len(found.kernels)} kernels, median {median * 1e6:.3g} us",
+        f"{percent(small + medium)} in gaps up to 1 ms; {len(activity.kernels)} kernels, median {median * 1e6:.3g} us",
         bad=small + medium > LAUNCH_SHARE and median < SHORT_KERNEL_S,
         cause="kernels are shorter than their launch",
         change="torch.compile (mode=reduce-overhead) or CUDA graphs, a larger batch, fused optimizers",
     )
 
 
-def _copies(found: ProfileActivity, span: float, kernels: Sequence[Interval]) -> ProfilePattern:
-    host = [one for one in found.copies if one.direction in ("HtoD", "DtoH")]
-    intervals = merged((one.start, one.end) for one in host)
+def _copies(activity: ProfileActivity, span: float, kernels: Sequence[Interval]) -> ProfilePattern:
+    host = [copy for copy in activity.copies if copy.direction in ("HtoD", "DtoH")]
+    intervals = merged((copy.start, copy.end) for copy in host)
     alone = (length(intervals) - common(intervals, kernels)) / span
-    size = sum(one.size_bytes or 0 for one in host)
-    took = sum(one.end - one.start for one in host)
-    pageable = sum(one.end - one.start for one in host if one.pageable)
+    size = sum(copy.size_bytes or 0 for copy in host)
+    took = sum(copy.end - copy.start for copy in host)
+    pageable = sum(copy.end - copy.start for copy in host if copy.pageable)
     measured = f"{percent(length(intervals) / span)} in copies between host and GPU, {percent(alone)} without a kernel"
     if size and took:
         measured += f", {size / took / 1e9:.3g} GB/s, {percent(pageable / took)} of the time from pageable memory"
@@ -227,8 +227,8 @@ def _copies(found: ProfileActivity, span: float, kernels: Sequence[Interval]) ->
     )
 
 
-def _calls(found: ProfileActivity, span: float, names: re.Pattern[str], pattern: str, most: float) -> ProfilePattern:
-    intervals = [one for name, calls in found.calls.items() if names.match(name) for one in calls]
+def _calls(activity: ProfileActivity, span: float, names: re.Pattern[str], pattern: str, most: float) -> ProfilePattern:
+    intervals = [call for name, calls in activity.calls.items() if names.match(name) for call in calls]
     share = length(merged(intervals)) / span
     synchronizing = pattern == "synchronization"
     return _row(
@@ -245,9 +245,9 @@ def _calls(found: ProfileActivity, span: float, names: re.Pattern[str], pattern:
     )
 
 
-def _collectives(found: ProfileActivity, span: float) -> ProfilePattern:
-    collective = merged((one.start, one.end) for one in found.kernels if COLLECTIVE.search(one.name))
-    compute = merged((one.start, one.end) for one in found.kernels if not COLLECTIVE.search(one.name))
+def _collectives(activity: ProfileActivity, span: float) -> ProfilePattern:
+    collective = merged((kernel.start, kernel.end) for kernel in activity.kernels if COLLECTIVE.search(kernel.name))
+    compute = merged((kernel.start, kernel.end) for kernel in activity.kernels if not COLLECTIVE.search(kernel.name))
     alone = (length(collective) - common(collective, compute)) / span
     return _row(
         "NCCL",
@@ -259,12 +259,14 @@ def _collectives(found: ProfileActivity, span: float) -> ProfilePattern:
     )
 
 
-def _tensor_cores(found: ProfileActivity) -> ProfilePattern:
-    products = [one for one in found.kernels if PRODUCT.search(one.name) and not COLLECTIVE.search(one.name)]
-    total = sum(one.end - one.start for one in products)
+def _tensor_cores(activity: ProfileActivity) -> ProfilePattern:
+    products = [
+        kernel for kernel in activity.kernels if PRODUCT.search(kernel.name) and not COLLECTIVE.search(kernel.name)
+    ]
+    total = sum(kernel.end - kernel.start for kernel in products)
     if not total:
         return _unknown("tensor cores", "no matrix product was recorded")
-    used = sum(one.end - one.start for one in products if TENSOR_CORE.search(one.name)) / total
+    used = sum(kernel.end - kernel.start for kernel in products if TENSOR_CORE.search(kernel.name)) / total
     return _row(
         "tensor cores",
         used,

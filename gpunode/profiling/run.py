@@ -245,11 +245,11 @@ def _usable_nsys(machine: ProfiledMachine) -> tuple[str | None, list[str]]:
     if not machine.has("nsys"):
         return "Nsight Systems is not installed (role gpu_tools: gpu_tools_nsight)", []
     version = _version(machine, "nsys")
-    found = re.search(r"(20\d\d)\.(\d+)", version)
-    if found is None:
+    match = re.search(r"(20\d\d)\.(\d+)", version)
+    if match is None:
         return f"nsys --version answers: {version}", []
     remarks = [version]
-    if (int(found[1]), int(found[2])) < NSYS_LEAST:
+    if (int(match[1]), int(match[2])) < NSYS_LEAST:
         remarks.append("this version of nsys may not export SQLite as expected")
     restricted = machine.ask("cat", "/proc/driver/nvidia/params").stdout
     if b"RmProfilingAdminOnly: 1" in restricted:
@@ -406,23 +406,23 @@ def _ended(result: ProfileResult) -> str:
 
 
 def _from_hook(output: Path, result: ProfileResult) -> None:
-    found: list[tuple[int, dict[str, Any]]] = []
+    documents: list[tuple[int, dict[str, Any]]] = []
     for path in sorted(output.glob("notes-*.json")):
         with contextlib.suppress(ValueError, OSError):
             document = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(document, dict):
-                found.append((int(document.get("pid", 0)), document))
-    recorded = [(pid, notes) for pid, notes in found if notes.get("state") == "recorded"]
+                documents.append((int(document.get("pid", 0)), document))
+    recorded = [(pid, notes) for pid, notes in documents if notes.get("state") == "recorded"]
     if not recorded:
-        states = {str(notes.get("state")) for _, notes in found}
+        states = {str(notes.get("state")) for _, notes in documents}
         why = one_line(", ".join(sorted(states))) if states else "the hook was not loaded, or the process was killed"
         hint = "; --warmup 0 records from the first step on" if "warm-up" in why else ""
         raise ProfileError(f"no step was recorded ({why}){_ended(result)}{hint}")
     # Of several ranks the first: they run the same program.
-    pid, notes = min(recorded, key=lambda one: (str(one[1].get("rank")), one[0]))
+    pid, notes = min(recorded, key=lambda process: (str(process[1].get("rank")), process[0]))
     if len(recorded) > 1:
         result.remarks.append(f"{len(recorded)} processes were recorded; the table is that of rank {notes.get('rank')}")
-    known = {one.name for one in fields(RunNotes)}
+    known = {note.name for note in fields(RunNotes)}
     result.notes = RunNotes(**{name: value for name, value in notes.items() if name in known})
     path = output / f"trace-{pid}.json"
     if path.stat().st_size > MOST_TRACE_BYTES:

@@ -18,10 +18,10 @@ def patterns(text: str) -> list[ProfilePattern]:
     for line in text.splitlines():
         if not line.strip():
             continue
-        found = LINE.match(line)
-        if found is None:
+        match = LINE.match(line)
+        if match is None:
             raise ProfileError(f"py-spy's output has a line that is not a stack: {line[:80]!r}")
-        frames, number = found[1].split(";"), int(found[2])
+        frames, number = match[1].split(";"), int(match[2])
         total += number
         loading += number if any(LOADER.search(frame) for frame in frames) else 0
         last[frames[-1]] += number

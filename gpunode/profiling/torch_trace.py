@@ -26,7 +26,7 @@ def parse(text: str) -> ProfileActivity:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise ProfileError("the trace has no traceEvents")
-    found = ProfileActivity(0.0)
+    activity = ProfileActivity(0.0)
     operations: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     first, last = float("inf"), 0.0
     for event in events:
@@ -42,17 +42,17 @@ def parse(text: str) -> ProfileActivity:
             continue
         first, last = min(first, start), max(last, end)
         arguments: Any = event.get("args") if isinstance(event.get("args"), dict) else {}
-        _add(found, operations, (category, name, start, end), arguments, event.get("tid"))
-    found.span_s = max(0.0, last - first)
-    if not found.span_s:
+        _add(activity, operations, (category, name, start, end), arguments, event.get("tid"))
+    activity.span_s = max(0.0, last - first)
+    if not activity.span_s:
         raise ProfileError("the trace is empty")
     for rows in operations.values():
-        _self_times(rows, found.operations)
-    return found
+        _self_times(rows, activity.operations)
+    return activity
 
 
 def _add(
-    found: ProfileActivity,
+    activity: ProfileActivity,
     operations: dict[Any, list[tuple[float, float, str]]],
     event: tuple[str, str, float, float],
     arguments: dict[str, Any],
@@ -62,22 +62,22 @@ def _add(
     device = arguments.get("device")
     device = device if isinstance(device, int) else 0
     if category == "kernel":
-        found.kernels.append(KernelRun(start, end, name, device))
+        activity.kernels.append(KernelRun(start, end, name, device))
     elif category in ("gpu_memcpy", "gpu_memset"):
         shape = COPY.match(name)
         size = arguments.get("bytes")
         pageable = None if shape is None else "Pageable" in shape.group(2, 3)
         direction = shape[1] if shape else "memset"
-        found.copies.append(
+        activity.copies.append(
             MemoryCopy(start, end, direction, size if isinstance(size, int) else None, pageable, device)
         )
     elif category in ("cuda_runtime", "cuda_driver"):
-        found.calls.setdefault(name, []).append((start, end))
+        activity.calls.setdefault(name, []).append((start, end))
     elif category == "cpu_op":
         operations[thread].append((start, end, name))
     elif category == "user_annotation" and (loader := LOADER.match(name)):
-        found.loading.append((start, end))
-        found.single_process = loader[1] == "Single"
+        activity.loading.append((start, end))
+        activity.single_process = loader[1] == "Single"
 
 
 def _self_times(rows: list[tuple[float, float, str]], totals: dict[str, float]) -> None:
