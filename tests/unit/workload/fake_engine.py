@@ -20,7 +20,7 @@ class FakeEngine:
     """Answers by ``METHOD path`` without version and query; what is a list is streamed, one JSON object a line."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     version: dict[str, Any] = field(default_factory=lambda: {"Version": "28.5.1", "ApiVersion": "1.51"})
     info: dict[str, Any] = field(default_factory=lambda: {"SystemTime": "2026-11-20T12:00:00.123456789Z"})
 
@@ -34,7 +34,7 @@ class FakeEngine:
     def answer(self, method: str, path: str) -> Answer:
         """The answer to one request."""
         bare = re.sub(r"^/v1\.[0-9]+|\?.*", "", path)
-        self.asked.append(f"{method} {bare}")
+        self.requests.append(f"{method} {bare}")
         known: dict[str, Answer] = {"GET /version": (200, self.version), "GET /info": (200, self.info)}
         return (known | self.answers).get(f"{method} {bare}", (404, {"message": f"no {bare}"}))
 
@@ -78,8 +78,8 @@ class Stream:
     def __init__(self, port: int | None, message: str) -> None:
         self._answers = message
         if port is None:
-            self.sock, theirs = socket.socketpair()
-            theirs.close()
+            self.sock, remote_end = socket.socketpair()
+            remote_end.close()
         else:
             self.sock = socket.create_connection(("127.0.0.1", port), 5)
 

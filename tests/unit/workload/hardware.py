@@ -198,10 +198,10 @@ def outcome(case: Case, root: Path, python: str) -> tuple[list[Record], list[Fin
     # Where the libraries lie is another folder each time.
     plain = [record.model_dump_json(by_alias=True).replace(str(root.resolve()), "") for record in records]
     kept = [Record.model_validate_json(text).model_copy(update={"container": container()}) for text in plain]
-    own = {"complete": True, "gpus": len(handed), "busy": [], "uuids": handed}
+    values = {"complete": True, "gpus": len(handed), "busy": [], "uuids": handed}
     kept.append(
         Record.model_validate(
-            {"record": "container", "device": "cuda", "seconds": 60.0, "values": own, "container": IMAGE}
+            {"record": "container", "device": "cuda", "seconds": 60.0, "values": values, "container": IMAGE}
         )
     )
     return kept, list(judge(node(case, kept), Expectation(), level="standard"))
@@ -296,11 +296,13 @@ def verdicts(findings: list[Finding]) -> str:
     """Every check of CHECKS: its status, with the message of the first finding that does not pass."""
     cells = []
     for check in CHECKS:
-        found = [finding for finding in findings if finding.check == check]
+        matches = [finding for finding in findings if finding.check == check]
         # Devices are worked on side by side: their order is another one each time.
-        odd = sorted((one for one in found if one.status.value != "pass"), key=lambda one: one.component)
+        odd = sorted(
+            (finding for finding in matches if finding.status.value != "pass"), key=lambda finding: finding.component
+        )
         if not odd:
-            cells.append(f"`{check}` pass" + (f" ({len(found)})" if len(found) > 1 else ""))
+            cells.append(f"`{check}` pass" + (f" ({len(matches)})" if len(matches) > 1 else ""))
             continue
         where = f"{odd[0].component}: " if odd[0].component != "node" else ""
         cells.append(f"`{check}` **{odd[0].status.value}**: {where}{odd[0].message}")
@@ -317,5 +319,5 @@ def page(results: Iterable[tuple[Case, list[Record], list[Finding]]]) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         torch = python_with_torch(Path(folder, "python"))
-        found = [(case, *outcome(case, Path(folder, str(number)), torch)) for number, case in enumerate(CASES)]
-    PAGE.write_text(page(found), encoding="utf-8")
+        results = [(case, *outcome(case, Path(folder, str(number)), torch)) for number, case in enumerate(CASES)]
+    PAGE.write_text(page(results), encoding="utf-8")

@@ -91,14 +91,14 @@ def built(name: str) -> bytes:
 
 def install(machine: Machine, root: Path) -> dict[str, str]:
     """Put the libraries of a machine below a folder; the environment that finds them."""
-    place = root / "lib"
+    libraries = root / "lib"
     libcuda = machine.libcuda or machine.driver
-    write(place / f"libnvidia-ml.so.{machine.driver}", "libnvidia-ml.so.1", built("nvml"))
+    write(libraries / f"libnvidia-ml.so.{machine.driver}", "libnvidia-ml.so.1", built("nvml"))
     write(root / machine.folder / f"libcuda.so.{libcuda}", "libcuda.so.1", built("cuda"))
     # cuda-compat brings its own compiler for PTX too.
     write(root / machine.folder / f"libnvidia-ptxjitcompiler.so.{libcuda}", "libnvidia-ptxjitcompiler.so.1", b"")
     (root / "machine").write_text(machine.text())
-    folders = ":".join(dict.fromkeys([str(root / machine.folder), str(place)]))
+    folders = ":".join(dict.fromkeys([str(root / machine.folder), str(libraries)]))
     return {"GPUNODE_STUB": str(root / "machine"), "LD_LIBRARY_PATH": folders, **machine.environment}
 
 
@@ -129,9 +129,9 @@ def run(
         check=True,
         env={"PATH": os.environ["PATH"], **install(machine, root)},
     )
-    *found, end = (json.loads(line) for line in answer.stdout.splitlines())
-    assert end == {"record": "end", "records": len(found)}
-    return [Record.model_validate(line) for line in found]
+    *lines, end = (json.loads(line) for line in answer.stdout.splitlines())
+    assert end == {"record": "end", "records": len(lines)}
+    return [Record.model_validate(line) for line in lines]
 
 
 def python_with_torch(folder: Path) -> str:

@@ -136,9 +136,9 @@ print([file.read_text() for file in children()])
 """
 
 
-@pytest.mark.parametrize(("there", "reported"), [(True, "True [True]\n['']\n"), (False, "False []\n['']\n")])
-def test_the_gpus_are_kept_open_by_a_process_that_ends(tmp_path: Path, there: bool, reported: str) -> None:
-    environment = install(MACHINE, tmp_path) if there else {}
+@pytest.mark.parametrize(("installed", "reported"), [(True, "True [True]\n['']\n"), (False, "False []\n['']\n")])
+def test_the_gpus_are_kept_open_by_a_process_that_ends(tmp_path: Path, installed: bool, reported: str) -> None:
+    environment = install(MACHINE, tmp_path) if installed else {}
     answer = subprocess.run(
         [sys.executable, "-c", HOLD],
         capture_output=True,

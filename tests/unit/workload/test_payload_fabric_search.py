@@ -25,15 +25,15 @@ from gpunode.workload.payload.fabric_search import (
 
 @pytest.mark.parametrize(("nodes", "rails", "rack_size"), [(16, 1, 4), (27, 3, 9), (40, 2, 8)])
 def test_random_faults_are_named_and_nothing_else(nodes: int, rails: int, rack_size: int) -> None:
-    found = list(outcomes(nodes, rails, rack_size, effort(30, 1000), seed=nodes))
+    cases = list(outcomes(nodes, rails, rack_size, effort(30, 1000), seed=nodes))
     at_times = ("bad cable", "two at once", "slow uplink")
-    steady = [one for kind, one in found if kind not in at_times]
-    assert [(one.expected, one.found) for one in steady if one.found != one.expected] == []
+    steady = [outcome for kind, outcome in cases if kind not in at_times]
+    assert [(outcome.expected, outcome.found) for outcome in steady if outcome.found != outcome.expected] == []
     # What is slow at times may be named by its links; of two faults one may hide the other's links.
-    hard = [one for kind, one in found if kind in at_times]
-    assert sum(one.found != one.expected for one in hard) <= max(1, len(hard) // 20)
+    hard = [outcome for kind, outcome in cases if kind in at_times]
+    assert sum(outcome.found != outcome.expected for outcome in hard) <= max(1, len(hard) // 20)
     most = 2 + math.ceil(math.log2(nodes)) + MOST_CONFIRMATIONS
-    assert all(0 < one.rounds <= most for _, one in found)
+    assert all(0 < outcome.rounds <= most for _, outcome in cases)
 
 
 @pytest.mark.parametrize("kind", ["slow NIC", "wrong MTU", "hanging rank", "slow GPU"])
@@ -76,7 +76,7 @@ def test_rounds_are_disjoint_and_reach_every_node(nodes: int) -> None:
     few, every = list(halves(names)), list(all_rounds(names))
     assert len(few) == math.ceil(math.log2(nodes))
     assert {frozenset(pair) for pairs in every for pair in pairs} == {
-        frozenset((one, other)) for one in names for other in names if one != other
+        frozenset((node, other)) for node in names for other in names if node != other
     }
     assert sum(len(pairs) for pairs in every) == nodes * (nodes - 1) // 2
     for pairs in few + every:
@@ -93,9 +93,9 @@ def causes(late: dict[tuple[int, int], set[int]], at_times: float = 1.0, seed: i
         now: dict[tuple[int, int], bool] = {}
         outcome: dict[object, object] = {}
         for link in tried.links:
-            one, other = sorted(rank // 4 for rank in link)
-            slow = now.setdefault((one, other), chance.random() < at_times)
-            outcome[link] = Trial(5.0 if slow and link[0] % 4 in late.get((one, other), ()) else 0.1)
+            node, other = sorted(rank // 4 for rank in link)
+            slow = now.setdefault((node, other), chance.random() < at_times)
+            outcome[link] = Trial(5.0 if slow and link[0] % 4 in late.get((node, other), ()) else 0.1)
         search.take(outcome or dict.fromkeys(tried.ranks, 0.01))
     assert search.rounds <= 4 + MOST_CONFIRMATIONS
     return [(cause.kind, cause.name) for cause in search.causes()]
@@ -111,20 +111,20 @@ def test_ranks_that_share_a_cable_are_one_node() -> None:
     # As measured on four namespaces: one pair late on all rails, two on some.
     assert causes({(1, 3): RAILS, (0, 3): {0, 1}, (2, 3): {0, 3}}) == [("node", "3")]
     # Of one rank alone it is that rank.
-    assert causes({(one, 3): {2} for one in (0, 1, 2)}) == [("rank", "14")]
+    assert causes({(node, 3): {2} for node in (0, 1, 2)}) == [("rank", "14")]
 
 
 def test_a_slow_pair_is_not_one_of_its_nodes() -> None:
-    found = causes({(0, 3): RAILS})
-    assert {kind for kind, _ in found} == {"link"}
-    assert {tuple(int(rank) // 4 for rank in name.split("-")) for _, name in found} == {(0, 3)}
+    named = causes({(0, 3): RAILS})
+    assert {kind for kind, _ in named} == {"link"}
+    assert {tuple(int(rank) // 4 for rank in name.split("-")) for _, name in named} == {(0, 3)}
 
 
 def test_a_cable_that_is_in_time_every_third_time_is_named() -> None:
-    bad = {(one, 3): RAILS for one in (0, 1, 2)}
+    bad = {(node, 3): RAILS for node in (0, 1, 2)}
     runs = [causes(bad, 2 / 3, seed) for seed in range(effort(60, 1000))]
-    named = sum(found == [("node", "3")] for found in runs)
+    named = sum(run == [("node", "3")] for run in runs)
     assert named >= 0.8 * len(runs)
     # Whatever else is named is a part of it.
-    names = {name for found in runs for kind, name in found if kind in ("node", "rank") for name in [name]}
+    names = {name for run in runs for kind, name in run if kind in ("node", "rank") for name in [name]}
     assert names <= {"3", "12", "13", "14", "15"}

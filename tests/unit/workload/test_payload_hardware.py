@@ -36,7 +36,7 @@ def test_the_page_is_up_to_date(results: Results) -> None:
 
 
 def of(results: Results, name: str, record: str) -> list[Record]:
-    return [one for one in results[name][1] if one.record == record]
+    return [candidate for candidate in results[name][1] if candidate.record == record]
 
 
 MIG = "8 x H100, each in seven MIG devices 1g.10gb"
@@ -44,7 +44,7 @@ MIG = "8 x H100, each in seven MIG devices 1g.10gb"
 
 def test_every_mig_device_computes_in_a_process_of_its_own(results: Results) -> None:
     machine = results[MIG][0].machine
-    kernels = [(one.component, values_of(one, KernelValues)) for one in of(results, MIG, "gpus.kernel")]
+    kernels = [(kernel.component, values_of(kernel, KernelValues)) for kernel in of(results, MIG, "gpus.kernel")]
     assert {component for component, _ in kernels} == {f"cuda:{gpu}:{part}" for gpu in range(8) for part in range(7)}
     for component, values in kernels:
         assert isinstance(values, KernelValues), values
@@ -66,7 +66,7 @@ def test_what_a_device_finds_is_reported_of_the_gpu_of_the_host(results: Results
         (MIG, {f"gpu{gpu}/mig{part}" for gpu in range(8) for part in range(7)}),
         ("GH200", {"gpu0"}),
     ):
-        assert {one.component for one in results[name][2] if one.check == "container.compute"} == expected
+        assert {finding.component for finding in results[name][2] if finding.check == "container.compute"} == expected
 
 
 def test_nothing_is_started_on_a_gpu_that_was_not_handed_in(results: Results) -> None:
@@ -75,7 +75,7 @@ def test_nothing_is_started_on_a_gpu_that_was_not_handed_in(results: Results) ->
 
 
 def test_a_gpu_in_mig_mode_without_an_instance_has_no_device(tmp_path: Path) -> None:
-    records = {one.record: one for one in run(Machine((Gpu(mig="on"),)), tmp_path)}
+    records = {record.record: record for record in run(Machine((Gpu(mig="on"),)), tmp_path)}
     nvml = values_of(records["versions.nvml"], NvmlValues)
     assert isinstance(nvml, NvmlValues)
     assert [(gpu.mig_mode, gpu.mig_devices) for gpu in nvml.gpus] == [(True, ())]
@@ -86,7 +86,7 @@ def test_a_gpu_in_mig_mode_without_an_instance_has_no_device(tmp_path: Path) -> 
 def test_a_busy_gpu_is_left_alone_unless_forced(tmp_path: Path, force: bool, tried: str) -> None:
     machine = Machine((Gpu(used=500),))
     settings = {"gpus": {machine.uuid(0): 4}, "force": force}
-    (kernel,) = [one for one in run(machine, tmp_path, "gpus", settings) if one.record == "gpus.kernel"]
+    (kernel,) = [record for record in run(machine, tmp_path, "gpus", settings) if record.record == "gpus.kernel"]
     assert (kernel.undetermined is not None) == (tried == "undetermined")
     assert kernel.error is None
 
@@ -94,15 +94,15 @@ def test_a_busy_gpu_is_left_alone_unless_forced(tmp_path: Path, force: bool, tri
 def test_the_gpus_that_the_variable_names_are_the_ones(tmp_path: Path) -> None:
     machine = Machine((Gpu(),) * 3)
     chosen = Machine(machine.gpus, environment={"CUDA_VISIBLE_DEVICES": f"{machine.uuid(2)},{machine.uuid(0)}"})
-    kernels = [one for one in run(chosen, tmp_path, "gpus") if one.record == "gpus.kernel"]
-    assert {one.component for one in kernels} == {"cuda:0", "cuda:2"}
-    assert {one.error for one in kernels} == {None}
+    kernels = [record for record in run(chosen, tmp_path, "gpus") if record.record == "gpus.kernel"]
+    assert {kernel.component for kernel in kernels} == {"cuda:0", "cuda:2"}
+    assert {kernel.error for kernel in kernels} == {None}
 
 
 def test_without_the_management_library_cuda_names_the_devices(tmp_path: Path) -> None:
     machine = Machine((Gpu(),) * 2, nvml_init=9)
-    kernels = [one for one in run(machine, tmp_path, "gpus") if one.record == "gpus.kernel"]
-    assert sorted((one.component, one.values["uuid"], one.error) for one in kernels) == [
+    kernels = [record for record in run(machine, tmp_path, "gpus") if record.record == "gpus.kernel"]
+    assert sorted((kernel.component, kernel.values["uuid"], kernel.error) for kernel in kernels) == [
         ("cuda:0", machine.uuid(0), None),
         ("cuda:1", machine.uuid(1), None),
     ]
@@ -110,7 +110,9 @@ def test_without_the_management_library_cuda_names_the_devices(tmp_path: Path) -
 
 def test_a_gpu_that_is_older_than_the_kernel_is_a_skip(tmp_path: Path) -> None:
     (kernel,) = [
-        one for one in run(Machine((Gpu(capability="3.7", mig="-"),)), tmp_path, "gpus") if one.record == "gpus.kernel"
+        record
+        for record in run(Machine((Gpu(capability="3.7", mig="-"),)), tmp_path, "gpus")
+        if record.record == "gpus.kernel"
     ]
     assert kernel.skipped == "compute capability 3.7, the kernel is compiled for 5.0 or later"
 
@@ -126,11 +128,11 @@ def test_every_device_is_given_every_part_of_pytorch(
     machine = Machine(gpus, environment={"PATH": "/nonexistent"})
     records = run(machine, tmp_path, "frameworks", {"compile_min_capability": "7.0"}, python)
     for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory"):
-        found = [record for record in records if record.record == f"frameworks.{part}"]
-        assert {record.component for record in found} == components, part
+        attempts = [record for record in records if record.record == f"frameworks.{part}"]
+        assert {record.component for record in attempts} == components, part
         # FP8 is missed by the stub itself: left out, and not of a GPU.
-        assert {record.device for record in found} == {"cuda" if part != "fp8" else "cpu"}, part
-        assert len({record.values["uuid"] for record in found}) == len(components), part
+        assert {record.device for record in attempts} == {"cuda" if part != "fp8" else "cpu"}, part
+        assert len({record.values["uuid"] for record in attempts}) == len(components), part
     (compiled,) = [record for record in records if record.record == "frameworks.compile"]
     assert (compiled.error, compiled.undetermined) == (None, None)
     assert str(compiled.skipped).startswith("torch.compile needs a compiler, which the image lacks")
@@ -138,7 +140,7 @@ def test_every_device_is_given_every_part_of_pytorch(
 
 def test_a_build_for_cuda_that_finds_no_gpu_does_not_compute_on_the_processor(tmp_path: Path, python: str) -> None:
     machine = Machine((Gpu(),), cu_init=999)
-    records = {one.record: one for one in run(machine, tmp_path, "versions,frameworks", {}, python)}
+    records = {record.record: record for record in run(machine, tmp_path, "versions,frameworks", {}, python)}
     torch = values_of(records["versions.torch"], TorchValues)
     assert isinstance(torch, TorchValues)
     assert (torch.available, torch.unavailable) == (False, "RuntimeError: No CUDA GPUs are available")
@@ -152,7 +154,7 @@ def test_nothing_at_all_is_started_where_no_gpu_may_be_used(tmp_path: Path, pyth
     machine = Machine((Gpu(used=9000),))
     for settings in ({"gpus": {"GPU-of-mine": 4}}, {"gpus": {machine.uuid(0): 4}}):
         records = run(machine, tmp_path, "gpus,frameworks", settings, python)
-        ran = [one.record for one in records if (one.skipped, one.undetermined) == (None, None)]
+        ran = [record.record for record in records if (record.skipped, record.undetermined) == (None, None)]
         assert ran == []
-        (tensorflow,) = [one for one in records if one.record == "frameworks.tensorflow"]
+        (tensorflow,) = [record for record in records if record.record == "frameworks.tensorflow"]
         assert tensorflow.skipped != "TensorFlow is not in the image"

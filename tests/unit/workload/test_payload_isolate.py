@@ -41,7 +41,7 @@ def test_values_and_device_come_back() -> None:
 
 
 def test_arguments_go_in() -> None:
-    assert isolated(lambda one, other: {"sum": one + other}, (1, 2), LIMIT_S).values == {"sum": 3}
+    assert isolated(lambda first, second: {"sum": first + second}, (1, 2), LIMIT_S).values == {"sum": 3}
 
 
 def leave_out() -> dict[str, Any]:
@@ -170,14 +170,14 @@ def test_a_part_may_end_soon_after_another_jobs_outcome() -> None:
         return 0.5 if outcome.values.get("missing") else None
 
     started = time.monotonic()
-    found = {(job.component, task.name): outcome for job, task, outcome in run_jobs(jobs, 2, Clock(None), left_after)}
+    by_task = {(job.component, task.name): outcome for job, task, outcome in run_jobs(jobs, 2, Clock(None), left_after)}
     assert time.monotonic() - started < LIMIT_S / 2
-    assert found["1", "together"].error == "rank 0 is missing"
-    late = found["0", "together"]
+    assert by_task["1", "together"].error == "rank 0 is missing"
+    late = by_task["0", "together"]
     assert late.error is not None
     assert late.error.startswith("did not return within ")
     # What comes after it has its own limit.
-    assert {found[rank, "next"].values["count"] for rank in "01"} == {8}
+    assert {by_task[rank, "next"].values["count"] for rank in "01"} == {8}
 
 
 def leave_a_child_behind(note: str) -> dict[str, Any]:
@@ -253,12 +253,12 @@ def test_what_cannot_be_tried_is_neither_error_nor_skip() -> None:
 
 def test_the_tasks_of_a_job_share_a_process_until_one_fails() -> None:
     report = Task("report", report_pid)
-    one, other, broke, after, left_out, last = outcomes(
+    first, second, broke, after, left_out, last = outcomes(
         report, report, Task("fall", segfault), report, Task("skip", leave_out), report
     )
     assert broke.error is not None
     assert left_out.skipped is not None
-    assert one.values["pid"] == other.values["pid"] != after.values["pid"] == last.values["pid"]
+    assert first.values["pid"] == second.values["pid"] != after.values["pid"] == last.values["pid"]
 
 
 def test_a_job_has_its_own_environment() -> None:
@@ -271,9 +271,9 @@ def test_a_job_has_its_own_environment() -> None:
 def test_jobs_run_side_by_side_as_many_as_may() -> None:
     jobs = [Job((Task("wait", wait, (1.5,)), Task("report", report_pid)), str(number)) for number in range(4)]
     started = time.monotonic()
-    found = [(job.component, task.name) for job, task, _ in run_jobs(jobs, 4, Clock(None))]
+    tasks = [(job.component, task.name) for job, task, _ in run_jobs(jobs, 4, Clock(None))]
     assert time.monotonic() - started < 4 * 1.5
-    assert sorted(found) == sorted((str(number), name) for number in range(4) for name in ("wait", "report"))
+    assert sorted(tasks) == sorted((str(number), name) for number in range(4) for name in ("wait", "report"))
 
 
 def test_a_task_that_uses_up_its_own_limit_has_failed() -> None:
@@ -294,12 +294,14 @@ def test_what_the_time_for_all_cuts_off_is_not_determined() -> None:
 
 def test_whoever_stops_listening_leaves_no_process(tmp_path: Path) -> None:
     note = tmp_path / "pids"
-    found = run_jobs([Job((Task("report", report_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None))
-    next(found)
+    generator = run_jobs(
+        [Job((Task("report", report_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None)
+    )
+    next(generator)
     deadline = time.monotonic() + 10
     while not (note.exists() and len(note.read_text().split()) == 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    found.close()  # type: ignore[attr-defined]
+    generator.close()  # type: ignore[attr-defined]
     pids = [int(word) for word in note.read_text().split()]
     deadline = time.monotonic() + 5
     while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:

@@ -58,14 +58,14 @@ def test_a_group_that_ended_well_has_the_values_of_its_first_rank() -> None:
 def test_records_of_several_containers_are_one_each() -> None:
     good: dict[str, Any] = {"record": "nccl.all-reduce", "error": None, "undetermined": None, "values": {"missing": []}}
     lost = {**good, "record": "nccl.broadcast", "error": "rank 2 of 3 ended", "values": {"missing": [2]}}
-    own: dict[str, Any] = {**lost, "error": "the group broke", "values": {"missing": []}}
+    broken: dict[str, Any] = {**lost, "error": "the group broke", "values": {"missing": []}}
     later = {**good, "record": "ddp.sharded", "undetermined": "not run: rank 2 of 3 was missing"}
-    found = joined({0: [good, own, later], 1: [good, lost, later], 2: [good]}, {2: "killed by signal 9"})
-    assert [record["record"] for record in found] == ["nccl.all-reduce", "nccl.broadcast", "ddp.sharded"]
-    assert found[0] == good
-    assert found[1]["values"] == {"missing": [2]}
-    assert "killed by signal 9" in found[1]["error"]
-    assert found[2]["undetermined"] is not None
+    records = joined({0: [good, broken, later], 1: [good, lost, later], 2: [good]}, {2: "killed by signal 9"})
+    assert [record["record"] for record in records] == ["nccl.all-reduce", "nccl.broadcast", "ddp.sharded"]
+    assert records[0] == good
+    assert records[1]["values"] == {"missing": [2]}
+    assert "killed by signal 9" in records[1]["error"]
+    assert records[2]["undetermined"] is not None
 
 
 @pytest.mark.parametrize("malformed", [{"missing": "2"}, {"missing": [None]}, None, []])
@@ -95,8 +95,8 @@ def test_a_seat_that_is_none_is_refused(change: dict[str, Any]) -> None:
 )
 def test_kinds_of_transports(transports: list[str], nvls: bool, kinds: list[str]) -> None:
     assert kinds_of(transports, nvls=nvls) == kinds
-    (one,) = [merged([{"transports": dict.fromkeys(transports, 2), "nvls": nvls}, {}])]
-    assert one["kinds"] == kinds
+    (values,) = [merged([{"transports": dict.fromkeys(transports, 2), "nvls": nvls}, {}])]
+    assert values["kinds"] == kinds
 
 
 def test_fewer_gpus_than_ranks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +122,8 @@ class Sensor:
         return self.samples.pop(0) if len(self.samples) > 1 else self.samples[0]
 
     def temperature_c(self) -> int | None:
-        found = self.sample()["temperature_c"]
-        return None if found is None else int(found)
+        temperature = self.sample()["temperature_c"]
+        return None if temperature is None else int(temperature)
 
 
 def sample(**changes: Any) -> dict[str, Any]:
@@ -174,13 +174,13 @@ class OutOfMemoryError(RuntimeError):
 
 
 @pytest.mark.parametrize(
-    ("free", "ours", "kind"), [(300, 100, UndeterminedPart), (300, 79000, Trouble)], ids=["others", "ours"]
+    ("free", "reserved", "kind"), [(300, 100, UndeterminedPart), (300, 79000, Trouble)], ids=["others", "ours"]
 )
-def test_memory_that_others_have_is_no_fault_of_the_gpu(free: int, ours: int, kind: type[Exception]) -> None:
+def test_memory_that_others_have_is_no_fault_of_the_gpu(free: int, reserved: int, kind: type[Exception]) -> None:
     cuda = SimpleNamespace(
         OutOfMemoryError=OutOfMemoryError,
         mem_get_info=lambda _: (free << 20, 81559 << 20),
-        memory_reserved=lambda _: ours << 20,
+        memory_reserved=lambda _: reserved << 20,
     )
     needed = measuring.memory_needed(SimpleNamespace(cuda=cuda), None, "matrices")
     with pytest.raises(kind, match="300 of 81559 MiB are free"), needed:
@@ -204,11 +204,11 @@ def test_numa_nodes_of_a_machine(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     # Nodes of other processors than ours are left out.
     assert copies.numa_nodes(tmp_path) == ({0: {0, 1, 4} & allowed} if {0, 1, 4} & allowed else {})
-    place = tmp_path / "0000:18:00.0"
-    place.mkdir()
-    (place / "numa_node").write_text("1\n")
+    device = tmp_path / "0000:18:00.0"
+    device.mkdir()
+    (device / "numa_node").write_text("1\n")
     assert copies.node_of("0000:18:00.0", tmp_path) == 1
-    (place / "numa_node").write_text("-1\n")
+    (device / "numa_node").write_text("-1\n")
     assert [copies.node_of(slot, tmp_path) for slot in ("0000:18:00.0", "../../etc", None)] == [None] * 3
 
 
@@ -363,11 +363,11 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_a_program_prints_is_kept_with_its_exit_code(programs: Path) -> None:
     _program(programs, "nvbandwidth", 'echo "$@"; echo why >&2; exit 3')
-    found = external.nvbandwidth(10.0)
-    assert (found["stdout"], found["stderr"], found["exit_code"], found["cut"]) == ("-j\n", "why\n", 3, False)
+    output = external.nvbandwidth(10.0)
+    assert (output["stdout"], output["stderr"], output["exit_code"], output["cut"]) == ("-j\n", "why\n", 3, False)
     _program(programs, "all_reduce_perf", "head -c 100000 /dev/zero | tr '\\0' x")
-    found = external.nccl_tests(8, 10.0)
-    assert (len(found["stdout"]), found["cut"]) == (external.MAX_STDOUT_BYTES, True)
+    output = external.nccl_tests(8, 10.0)
+    assert (len(output["stdout"]), output["cut"]) == (external.MAX_STDOUT_BYTES, True)
 
 
 def test_a_program_that_hangs_is_ended(programs: Path) -> None:
@@ -525,6 +525,9 @@ def test_times_on_a_gpu_are_those_of_its_events() -> None:
 def test_external_programs_need_no_pytorch(programs: Path) -> None:
     _program(programs, "nvbandwidth", "echo {}")
     whole = CudaDevice(0, "GPU-0", "GPU-0")
-    found = {one["record"]: one for one in run(devices=[whole], no_torch="PyTorch is not in the image", level="deep")}
-    assert found["tools.nvbandwidth"]["values"]["stdout"] == "{}\n"
-    assert found["gemm.bf16"]["skipped"] == "PyTorch is not in the image"
+    records = {
+        record["record"]: record
+        for record in run(devices=[whole], no_torch="PyTorch is not in the image", level="deep")
+    }
+    assert records["tools.nvbandwidth"]["values"]["stdout"] == "{}\n"
+    assert records["gemm.bf16"]["skipped"] == "PyTorch is not in the image"

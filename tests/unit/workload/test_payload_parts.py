@@ -22,13 +22,13 @@ def nvml(*gpus: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_divided_gpu_is_its_mig_devices() -> None:
     parts = [{"index": 0, "uuid": "MIG-a"}, {"index": 3, "uuid": "MIG-b"}]
-    found = computing(nvml({"mig_mode": True, "mig_devices": parts}, {}, {"mig_mode": True}), {}, {})
-    assert [(device.component, device.environment["CUDA_VISIBLE_DEVICES"]) for device in found] == [
+    devices = computing(nvml({"mig_mode": True, "mig_devices": parts}, {}, {"mig_mode": True}), {}, {})
+    assert [(device.component, device.environment["CUDA_VISIBLE_DEVICES"]) for device in devices] == [
         ("cuda:0:0", "MIG-a"),
         ("cuda:0:3", "MIG-b"),
         ("cuda:1", "GPU-1"),
     ]
-    assert [device.gpu_uuid for device in found] == ["GPU-0", "GPU-0", "GPU-1"]
+    assert [device.gpu_uuid for device in devices] == ["GPU-0", "GPU-0", "GPU-1"]
 
 
 def test_a_gpu_that_cannot_be_reached_is_no_device() -> None:
@@ -63,9 +63,9 @@ def test_transports_are_read_from_the_log(log: str, ways: dict[str, int]) -> Non
 @pytest.mark.captures("nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log")
 def test_transports_of_a_recorded_log() -> None:
     text = (FOLDER / "nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log").read_text(errors="replace")
-    found = collective.transports(text)
-    assert set(found) == {"NET/AWS", "P2P/IPC"}
-    assert sum(found.values()) == text.count(" via ")
+    counts = collective.transports(text)
+    assert set(counts) == {"NET/AWS", "P2P/IPC"}
+    assert sum(counts.values()) == text.count(" via ")
 
 
 def ran(**values: Any) -> Outcome:
@@ -106,7 +106,7 @@ def test_a_tensorflow_that_would_compile_first_is_recognised(
 
 
 @pytest.mark.parametrize(
-    ("versions", "found"),
+    ("versions", "expected"),
     [
         (("12.8", "11.8", "11.5"), ("12.8", "11.8")),
         ((None, "11.8", "12.8"), ("11.8", "11.8")),
@@ -120,7 +120,7 @@ def test_the_toolkit_is_the_one_that_pytorch_would_use(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     versions: tuple[str | None, str | None, str | None],
-    found: tuple[str | None, str | None],
+    expected: tuple[str | None, str | None],
 ) -> None:
     """As torch.utils.cpp_extension: CUDA_HOME, then nvcc in PATH, then /usr/local/cuda."""
     home = versions[0]
@@ -140,7 +140,7 @@ def test_the_toolkit_is_the_one_that_pytorch_would_use(
     (tmp_path / "usr/include").mkdir(parents=True)
     (tmp_path / "usr/include/libaio.h").touch()
     tools = image.build_tools({"libaio.so.1": "/lib/libaio.so.1"}, str(tmp_path))
-    assert (tools["nvcc"], tools["nvcc_in_path"]) == found
+    assert (tools["nvcc"], tools["nvcc_in_path"]) == expected
     assert (tools["compiler"], tools["ninja"], tools["libaio"]) == (None, False, True)
 
 
@@ -152,7 +152,7 @@ def test_every_name_of_tensorflow_that_the_payload_uses_exists() -> None:
     known = set(RECORDED_NAMES.read_text(encoding="utf-8").splitlines()[1:])
     used = set()
     sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (tf, tf_training)]
-    for node in [one for source in sources for one in ast.walk(ast.parse(source))]:
+    for node in [node for source in sources for node in ast.walk(ast.parse(source))]:
         chain, inner = [], node
         while isinstance(inner, ast.Attribute):
             chain.append(inner.attr)
@@ -161,7 +161,7 @@ def test_every_name_of_tensorflow_that_the_payload_uses_exists() -> None:
             used.add(".".join(reversed(chain)))
     assert {"config.list_physical_devices", "sysconfig.get_build_info", "random.Generator.from_seed"} <= used
     assert {
-        name for name in used if name not in known and not any(one.startswith(f"{name}.") for one in known)
+        name for name in used if name not in known and not any(recorded.startswith(f"{name}.") for recorded in known)
     } == set()
 
 
@@ -187,13 +187,13 @@ def test_bytecode_is_kept_where_a_framework_came_without(
     assert (sys.pycache_prefix, sys.dont_write_bytecode) == (("/scratch/bytecode", False) if kept else (None, True))
 
 
-@pytest.mark.parametrize(("mode", "found"), [(0o755, True), (0o775, False), (0o757, False)])
+@pytest.mark.parametrize(("mode", "expected"), [(0o755, True), (0o775, False), (0o757, False)])
 def test_packages_of_the_user_are_found_last(
-    tmp_path: Path, python: pytest.MonkeyPatch, mode: int, found: bool
+    tmp_path: Path, python: pytest.MonkeyPatch, mode: int, expected: bool
 ) -> None:
     site = tmp_path / ".local" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     site.mkdir(parents=True)
     site.chmod(mode)
     python.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_dir=str(tmp_path)) if uid == os.getuid() else None)
     main.add_user_site()
-    assert (sys.path[-1] == str(site)) == found
+    assert (sys.path[-1] == str(site)) == expected

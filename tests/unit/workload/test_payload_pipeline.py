@@ -66,8 +66,8 @@ def test_cold_is_proven_or_is_not_reported(data: Path, monkeypatch: pytest.Monke
 
 def test_a_walk_through_millions_ends_and_reports_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MOST_ENTRIES", 5)
-    found = pipeline.walk(str(data))
-    assert (found["walk_complete"], found["files"] < 6) == (False, True)
+    contents = pipeline.walk(str(data))
+    assert (contents["walk_complete"], contents["files"] < 6) == (False, True)
     monkeypatch.setattr(pipeline, "MOST_ENTRIES", 10**9)
     assert pipeline.walk(str(data), seconds=-1)["walk_complete"] is False
     monkeypatch.setattr(pipeline, "MOST_FILES", 2)

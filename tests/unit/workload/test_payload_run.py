@@ -55,9 +55,9 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_every_line_is_a_record_and_the_last_one_reports_how_many(archive: Path) -> None:
-    *found, end = lines(run(str(archive), "--tests", "versions,frameworks", "--limit", "100", cwd=archive.parent))
-    assert end == {"record": "end", "records": len(found)}
-    records = [Record.model_validate(line) for line in found]
+    *documents, end = lines(run(str(archive), "--tests", "versions,frameworks", "--limit", "100", cwd=archive.parent))
+    assert end == {"record": "end", "records": len(documents)}
+    records = [Record.model_validate(line) for line in documents]
     assert [record.record for record in records] == [
         "versions.system",
         "versions.limits",
@@ -92,13 +92,13 @@ def test_every_line_is_a_record_and_the_last_one_reports_how_many(archive: Path)
 def other_pythons() -> list[str]:
     """Interpreters of this machine from 3.8 on, one of each minor release."""
     places = [Path("/usr/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
-    found = {
+    pythons = {
         path.name: str(path)
-        for place in places
-        for path in place.glob("python3.*")
+        for folder in places
+        for path in folder.glob("python3.*")
         if re.fullmatch(r"python3\.\d+", path.name) and int(path.name.partition(".")[2]) >= 8
     }
-    return [found[name] for name in sorted(found, key=lambda name: int(name.partition(".")[2]))]
+    return [pythons[name] for name in sorted(pythons, key=lambda name: int(name.partition(".")[2]))]
 
 
 @pytest.mark.parametrize("python", other_pythons(), ids=lambda path: Path(path).name)
@@ -110,22 +110,22 @@ def test_every_python_of_this_machine_runs_it(python: str, archive: Path) -> Non
         check=False,
         env={"PATH": os.environ["PATH"]},
     )
-    *found, end = lines(answer)
-    assert end["records"] == len(found)
-    version = found[0]["values"]["python"]
+    *documents, end = lines(answer)
+    assert end["records"] == len(documents)
+    version = documents[0]["values"]["python"]
     assert ".".join(version.split(".")[:2]) == Path(python).name.removeprefix("python")
-    assert [line["error"] for line in found if line["record"].startswith("versions.")] == [None] * 6
+    assert [line["error"] for line in documents if line["record"].startswith("versions.")] == [None] * 6
 
 
 def test_without_a_framework_its_parts_are_left_out_and_report_it(archive: Path) -> None:
     if any(__import__("importlib.util").util.find_spec(name) for name in ("torch", "tensorflow")):
         pytest.skip("this environment has a framework")
-    found = {line["record"]: line for line in lines(run(str(archive), "--tests", "versions,frameworks"))[:-1]}
+    records = {line["record"]: line for line in lines(run(str(archive), "--tests", "versions,frameworks"))[:-1]}
     for name in ("versions.torch", "frameworks.tensor", "frameworks.compile"):
-        assert found[name]["skipped"] == "PyTorch is not in the image"
-        assert found[name]["values"] == {}
+        assert records[name]["skipped"] == "PyTorch is not in the image"
+        assert records[name]["values"] == {}
     for name in ("frameworks.tensorflow", "frameworks.tensorflow-training"):
-        assert found[name]["skipped"] == "TensorFlow is not in the image"
+        assert records[name]["skipped"] == "TensorFlow is not in the image"
 
 
 def test_without_a_gpu_the_devices_are_one_record_that_reports_it(archive: Path) -> None:
@@ -138,14 +138,14 @@ def test_without_a_gpu_the_devices_are_one_record_that_reports_it(archive: Path)
 
 def test_the_same_from_stdin() -> None:
     answer = run("-", "--tests", "versions", program=payload_script().encode())
-    *found, end = lines(answer)
-    assert end["records"] == len(found) == 6
+    *documents, end = lines(answer)
+    assert end["records"] == len(documents) == 6
 
 
 def test_the_time_for_all_is_an_end(archive: Path) -> None:
-    found = lines(run(str(archive), "--tests", "versions", "--limit", "0"))
-    assert [line["undetermined"] for line in found[:-1]] == ["not run: the 0 s for all are used up"] * 6
-    assert {line["error"] for line in found[:-1]} == {None}
+    documents = lines(run(str(archive), "--tests", "versions", "--limit", "0"))
+    assert [line["undetermined"] for line in documents[:-1]] == ["not run: the 0 s for all are used up"] * 6
+    assert {line["error"] for line in documents[:-1]} == {None}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_starter_ends_the_ranks_that_hang(
     settings = {"starter": {"host": "a", "port": 1, "backend": "gloo", "limit_s": 5, "nodes": 2}}
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "4")
-    given = json.dumps({} if rank is None else settings)
-    assert main.run(["--tests", "fabric", "--settings", given]) == code
+    argument = json.dumps({} if rank is None else settings)
+    assert main.run(["--tests", "fabric", "--settings", argument]) == code
     printed = [json.loads(line)["record"] for line in capsys.readouterr().out.splitlines()]
     assert ("fabric.links" in printed) == (bool(missing) or not rank)

@@ -24,21 +24,21 @@ class Way:
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self.answer = answer
-        self.asked = b""
+        self.received = b""
 
     def engine(self, *, root: bool) -> Any:  # noqa: ARG002
-        ours, theirs = socket.socketpair()
+        local_end, remote_end = socket.socketpair()
 
         def serve() -> None:
-            with theirs:
-                self.asked += theirs.recv(65536)
+            with remote_end:
+                self.received += remote_end.recv(65536)
                 try:
-                    self.answer(theirs)
+                    self.answer(remote_end)
                 except OSError:
                     return
 
         threading.Thread(target=serve, daemon=True).start()
-        return SimpleNamespace(sock=ours, complaint=lambda: "", close=ours.close)
+        return SimpleNamespace(sock=local_end, complaint=lambda: "", close=local_end.close)
 
 
 def head(**headers: object) -> bytes:
@@ -62,37 +62,37 @@ def test_a_body_is_bounded_and_never_unpacked(answer: Callable[[socket.socket], 
     way: Any = Way(answer)
     with pytest.raises(LaunchFailure, match=reason), engine.found(way, time.monotonic() + 30):
         pass
-    assert b"Accept-Encoding: identity" in way.asked
+    assert b"Accept-Encoding: identity" in way.received
 
 
 def test_a_frame_of_four_gigabytes_is_a_flood() -> None:
-    ours, theirs = socket.socketpair()
+    local_end, remote_end = socket.socketpair()
 
     def flood() -> None:
-        with theirs:
-            theirs.sendall(struct.pack(">BxxxL", 1, 2**32 - 1))
+        with remote_end:
+            remote_end.sendall(struct.pack(">BxxxL", 1, 2**32 - 1))
             try:
                 while True:
-                    theirs.sendall(b"x" * 65536)
+                    remote_end.sendall(b"x" * 65536)
             except OSError:
                 return
 
     threading.Thread(target=flood, daemon=True).start()
     job: Any = SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
     with pytest.raises(LaunchFailure, match="more than 4 MiB on stdout"):
-        container._listen(ours, job, time.monotonic() + 30, BoundedOutput())
+        container._listen(local_end, job, time.monotonic() + 30, BoundedOutput())
 
 
 def test_frames_come_whole_however_they_are_cut() -> None:
-    ours, theirs = socket.socketpair()
+    local_end, remote_end = socket.socketpair()
     data = struct.pack(">BxxxL", 1, 17) + b'{"record": "a.b"}' + struct.pack(">BxxxL", 1, 1) + b"\n"
 
     def drip() -> None:
-        with theirs:
+        with remote_end:
             for byte in data:
-                theirs.sendall(bytes([byte]))
+                remote_end.sendall(bytes([byte]))
 
     threading.Thread(target=drip, daemon=True).start()
     output, job = BoundedOutput(), SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
-    container._listen(ours, job, time.monotonic() + 30, output)  # type: ignore[arg-type]
+    container._listen(local_end, job, time.monotonic() + 30, output)  # type: ignore[arg-type]
     assert output.records == [{"record": "a.b"}]

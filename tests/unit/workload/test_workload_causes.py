@@ -88,9 +88,9 @@ THREADS = {
 @pytest.mark.parametrize("thread", THREADS)
 def test_a_known_refusal_is_named_with_its_remedy(thread: str) -> None:
     reported, kind, words = THREADS[thread]
-    found = cause_of(reported)
-    assert found is not None
-    assert found[0].source == thread
+    pair = cause_of(reported)
+    assert pair is not None
+    assert pair[0].source == thread
     explanation = explained(reported, IMAGE)
     assert explanation is not None
     assert explanation[0] == kind

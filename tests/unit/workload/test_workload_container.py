@@ -107,10 +107,10 @@ def test_the_request_is_exactly_this() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "runs"), [("", True), ("root", True), ("0:0", True), ("1000:1000", False), ("app", False)]
+    ("user", "runs"), [("", True), ("root", True), ("0:0", True), ("1000:1000", False), ("app", False)]
 )
-def test_the_images_own_user_stays_where_it_is_not_root(own: str, runs: bool) -> None:
-    assert (request(engine(own))["user"] == "65534:65534") is runs
+def test_the_images_own_user_stays_where_it_is_not_root(user: str, runs: bool) -> None:
+    assert (request(engine(user))["user"] == "65534:65534") is runs
 
 
 def test_gpus_that_are_not_open_to_all_need_the_images_user() -> None:

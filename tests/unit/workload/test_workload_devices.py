@@ -66,10 +66,10 @@ def test_the_runtime_is_asked_where_its_hook_takes_no_request(
 ) -> None:
     engine = Engine(None, "20.10.24", "1.41", {"Runtimes": runtimes}, 0.0)
     node: Any = SimpleNamespace(cdi_specs=specs, containers=SimpleNamespace(toolkit_mode=mode))
-    given = devices_for(engine, USE, node)
-    assert (given.how, given.recorded) == (how, "runtime")
-    assert given.requests == [] if how == "nvidia" else given.requests
-    assert given.variables.get("NVIDIA_VISIBLE_DEVICES") == ("all" if how == "nvidia" else None)
+    gpu_devices = devices_for(engine, USE, node)
+    assert (gpu_devices.how, gpu_devices.recorded) == (how, "runtime")
+    assert gpu_devices.requests == [] if how == "nvidia" else gpu_devices.requests
+    assert gpu_devices.variables.get("NVIDIA_VISIBLE_DEVICES") == ("all" if how == "nvidia" else None)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_part_of_the_gpus_is_named_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "asked"),
+    ("names", "requested"),
     [
         (("0", "1", "2", "3", "all"), ("0", "1", "2")),
         (("gpu0", "gpu1", "gpu2", "gpu3", "all"), ("gpu0", "gpu1", "gpu2")),
@@ -131,13 +131,13 @@ def test_a_part_of_the_gpus_is_named_one_by_one() -> None:
     ],
 )
 def test_gpus_are_asked_for_by_the_names_that_the_specification_has(
-    names: tuple[str, ...], asked: tuple[str, ...]
+    names: tuple[str, ...], requested: tuple[str, ...]
 ) -> None:
     use, facts = busy(specs=(spec("0", path="/etc/cdi/other.json", kind="example.org/fpga"), spec(*names)))
-    given = devices_for(CDI, use, facts)
-    assert (given.how, given.names) == ("cdi", asked)
-    (request,) = given.requests
-    assert request["DeviceIDs"] == [f"nvidia.com/gpu={name}" for name in asked]
+    gpu_devices = devices_for(CDI, use, facts)
+    assert (gpu_devices.how, gpu_devices.names) == ("cdi", requested)
+    (request,) = gpu_devices.requests
+    assert request["DeviceIDs"] == [f"nvidia.com/gpu={name}" for name in requested]
 
 
 def test_a_gpu_without_a_uuid_goes_by_its_index() -> None:
@@ -152,15 +152,15 @@ def test_without_a_busy_gpu_all_are_asked_for_whatever_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "asked"),
+    ("names", "requested"),
     [
         (("0", "1", "1:0", "1:2", "3", "all"), ("0", "1:0", "1:2")),
         (("gpu0", "mig1:0", "mig1:2", "gpu3", "all"), ("gpu0", "mig1:0", "mig1:2")),
     ],
 )
-def test_a_gpu_in_mig_mode_is_asked_for_as_its_mig_devices(names: tuple[str, ...], asked: tuple[str, ...]) -> None:
+def test_a_gpu_in_mig_mode_is_asked_for_as_its_mig_devices(names: tuple[str, ...], requested: tuple[str, ...]) -> None:
     use, facts = busy({"index": 0, "uuid": "GPU-0", "mig_mode": False}, mig(1, 0, 2), specs=(spec(*names),))
-    assert devices_for(CDI, use, facts).names == asked
+    assert devices_for(CDI, use, facts).names == requested
     assert devices_for(OLD, use, facts).names == ("0", "1:0", "1:2")
 
 

@@ -48,8 +48,8 @@ def failure(way: FakeWay) -> LaunchFailure:
 
 def test_an_engine_that_answers(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.info |= {"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"runc": {}}}
-    with found(FakeWay(server), ends()) as one:
-        assert (one.version, one.api_version, one.knows_cdi) == ("28.5.1", "1.51", True)
+    with found(FakeWay(server), ends()) as node_engine:
+        assert (node_engine.version, node_engine.api_version, node_engine.knows_cdi) == ("28.5.1", "1.51", True)
 
 
 def test_an_old_engine_is_refused_by_name(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
@@ -68,8 +68,8 @@ def test_something_else_on_the_socket(server: ThreadingHTTPServer, engine: FakeE
 def test_sudo_where_the_socket_refuses_the_user(server: ThreadingHTTPServer) -> None:
     denied = "permission denied while trying to connect to the Docker daemon socket"
     way = FakeWay(server, as_root=(False, True), refuse=lambda root: None if root else denied)
-    with found(way, ends()) as one:
-        assert one.version == "28.5.1"
+    with found(way, ends()) as node_engine:
+        assert node_engine.version == "28.5.1"
     assert way.opened[0] is False
     assert way.opened[-1] is True
 
@@ -110,8 +110,13 @@ def test_podman_behind_dockers_socket_is_known_by_its_components(
         "Version": "5.4.2",
         "ApiVersion": "1.41",
     }
-    with found(FakeWay(server), ends()) as one:
-        assert (one.podman, one.name, one.label, one.knows_cdi) == (True, "Podman 5.4.2", "podman 5.4.2", True)
+    with found(FakeWay(server), ends()) as node_engine:
+        assert (node_engine.podman, node_engine.name, node_engine.label, node_engine.knows_cdi) == (
+            True,
+            "Podman 5.4.2",
+            "podman 5.4.2",
+            True,
+        )
 
 
 @pytest.mark.parametrize("components", [None, [], [{}]])
@@ -119,8 +124,8 @@ def test_an_engine_without_components_is_docker(
     server: ThreadingHTTPServer, engine: FakeEngine, components: object
 ) -> None:
     engine.version["Components"] = components
-    with found(FakeWay(server), ends()) as one:
-        assert not one.podman
+    with found(FakeWay(server), ends()) as node_engine:
+        assert not node_engine.podman
 
 
 @pytest.mark.parametrize("components", ["text", [1], 7])
@@ -133,8 +138,8 @@ def test_components_that_are_none_are_no_engine(
 
 def test_what_confines_containers_is_kept_for_the_record(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.info["SecurityOptions"] = ["name=seccomp,profile=builtin", "name=selinux", "name=rootless"]
-    with found(FakeWay(server), ends()) as one:
-        assert one.security == ("seccomp", "selinux", "rootless")
+    with found(FakeWay(server), ends()) as node_engine:
+        assert node_engine.security == ("seccomp", "selinux", "rootless")
 
 
 def test_a_rootless_engine_is_found_where_root_has_none(server: ThreadingHTTPServer) -> None:
@@ -142,8 +147,8 @@ def test_a_rootless_engine_is_found_where_root_has_none(server: ThreadingHTTPSer
     way = FakeWay(
         server, as_root=(True, False), refuse=lambda root: "Cannot connect to the Docker daemon" if root else None
     )
-    with found(way, ends()) as one:
-        assert one.version == "28.5.1"
+    with found(way, ends()) as node_engine:
+        assert node_engine.version == "28.5.1"
     assert (way.opened[0], way.opened[-1]) == (True, False)
 
 
@@ -172,12 +177,12 @@ def test_an_archive_is_not_loaded_again_where_containerd_keeps_the_images(
     way: FakeWay, engine: FakeEngine, layers: tuple[str, ...], name: str | None, brought: bool
 ) -> None:
     """There an image's id is its manifest's digest, which an archive of an older docker save does not have."""
-    there = {"Id": SHA, "RootFS": {"Type": "layers", "Layers": list(LAYERS)}}
-    engine.answers["GET /images/site/image:1/json"] = (200, there)
+    existing = {"Id": SHA, "RootFS": {"Type": "layers", "Layers": list(LAYERS)}}
+    engine.answers["GET /images/site/image:1/json"] = (200, existing)
     engine.answers["POST /images/load"] = (200, [{"stream": "Loaded image: site/image:1\n"}])
     file = ImageFile(Path(__file__), "sha256:" + "c" * 64, name, layers)
-    with found(way, ends()) as one:
-        image = provide(one, "site/image:1", file, lambda _: None)
+    with found(way, ends()) as node_engine:
+        image = provide(node_engine, "site/image:1", file, lambda _: None)
     assert (image.id, image.brought) == (SHA, brought)
 
 
@@ -196,19 +201,19 @@ def test_an_image_for_another_architecture_is_not_started(
 ) -> None:
     engine.info["Architecture"] = machine
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA, "Architecture": built_for})
-    with found(FakeWay(server), ends()) as one:
+    with found(FakeWay(server), ends()) as node_engine:
         if not refused:
-            provide(one, "site/image:1", None, lambda _: None)
+            provide(node_engine, "site/image:1", None, lambda _: None)
             return
         with pytest.raises(LaunchFailure, match=f"is for {built_for}") as caught:
-            provide(one, "site/image:1", None, lambda _: None)
+            provide(node_engine, "site/image:1", None, lambda _: None)
     assert caught.value.kind == "image"
 
 
 def test_an_answer_that_is_no_image_is_reported(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": 5})
-    with found(FakeWay(server), ends()) as one, pytest.raises(LaunchFailure) as caught:
-        provide(one, "site/image:1", None, lambda _: None)
+    with found(FakeWay(server), ends()) as node_engine, pytest.raises(LaunchFailure) as caught:
+        provide(node_engine, "site/image:1", None, lambda _: None)
     assert caught.value.kind == "broke-off"
 
 
@@ -219,8 +224,8 @@ def test_a_registry_that_is_slow_ends_with_the_images_own_limit(
     engine.answers["POST /images/create"] = (200, slow(gone))
     began = time.monotonic()
     try:
-        with found(FakeWay(server), ends()) as one:
-            with pytest.raises(LaunchFailure) as caught, one.within(1.0, "--image-timeout") as bringing:
+        with found(FakeWay(server), ends()) as node_engine:
+            with pytest.raises(LaunchFailure) as caught, node_engine.within(1.0, "--image-timeout") as bringing:
                 provide(bringing, "site/image:1", None, lambda _: None)
             assert time.monotonic() - began < 10
     finally:
@@ -237,10 +242,10 @@ def slow(gone: threading.Event) -> Iterator[dict[str, str]]:
 
 def test_an_image_that_is_there_is_not_pulled(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})
-    with found(FakeWay(server), ends()) as one:
-        image = provide(one, "site/image:1", None, lambda _: None)
+    with found(FakeWay(server), ends()) as node_engine:
+        image = provide(node_engine, "site/image:1", None, lambda _: None)
     assert (image.id, image.brought) == (SHA, False)
-    assert not [line for line in engine.asked if line.startswith("POST")]
+    assert not [line for line in engine.requests if line.startswith("POST")]
 
 
 def test_a_pull_reports_its_progress(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
@@ -256,8 +261,8 @@ def test_a_pull_reports_its_progress(server: ThreadingHTTPServer, engine: FakeEn
         reported.append(text)
         engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})  # it is there from now on
 
-    with found(FakeWay(server), ends()) as one:
-        assert provide(one, "site/image:1", None, report).brought
+    with found(FakeWay(server), ends()) as node_engine:
+        assert provide(node_engine, "site/image:1", None, report).brought
     assert reported == [f"pulling image site/image:1{rest}" for rest in ("", ": 1 of 3 MiB", ": 2 of 4 MiB")]
 
 
@@ -283,8 +288,8 @@ def test_an_image_that_does_not_come_is_named(
     server: ThreadingHTTPServer, engine: FakeEngine, answer: tuple[int, object], kind: str, words: str
 ) -> None:
     engine.answers["POST /images/create"] = answer
-    with pytest.raises(LaunchFailure) as caught, found(FakeWay(server), ends()) as one:
-        provide(one, "site/image:1", None, lambda _: None)
+    with pytest.raises(LaunchFailure) as caught, found(FakeWay(server), ends()) as node_engine:
+        provide(node_engine, "site/image:1", None, lambda _: None)
     assert caught.value.kind == kind
     assert words in str(caught.value)
     assert "site/image:1" in str(caught.value)
@@ -293,22 +298,22 @@ def test_an_image_that_does_not_come_is_named(
 def test_only_our_own_leftovers_past_their_limit_are_swept(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     noon = 1795176000
 
-    def ours(name: str, state: str, age_s: int, limit_s: int) -> dict[str, object]:
+    def leftover(name: str, state: str, age_s: int, limit_s: int) -> dict[str, object]:
         labels = {LABEL: "payload", LIMIT_LABEL: str(limit_s)}
         return {"Id": name, "State": state, "Created": noon - age_s, "Labels": labels}
 
     containers = [
-        ours("running", "running", 800, 900),
-        ours("overdue", "running", 1000, 900),
-        ours("made-just-now", "created", 5, 900),
-        ours("never-started", "created", 100, 900),
-        ours("dead", "dead", 100, 900),
+        leftover("running", "running", 800, 900),
+        leftover("overdue", "running", 1000, 900),
+        leftover("made-just-now", "created", 5, 900),
+        leftover("never-started", "created", 100, 900),
+        leftover("dead", "dead", 100, 900),
     ]
     engine.answers["GET /containers/json"] = (200, containers)
-    engine.answers |= {f"DELETE /containers/{one['Id']}": (204, "") for one in containers}
-    with found(FakeWay(server), ends()) as one:
-        assert list(sweep(one)) == ["overdue", "never-started", "dead"]
-    removed = [line for line in engine.asked if line.startswith("DELETE")]
+    engine.answers |= {f"DELETE /containers/{container['Id']}": (204, "") for container in containers}
+    with found(FakeWay(server), ends()) as node_engine:
+        assert list(sweep(node_engine)) == ["overdue", "never-started", "dead"]
+    removed = [line for line in engine.requests if line.startswith("DELETE")]
     assert removed == [f"DELETE /containers/{name}" for name in ("overdue", "never-started", "dead")]
 
 

@@ -35,8 +35,8 @@ launching = importlib.import_module("gpunode.workload.launch")  # the package's 
 
 
 def only(records: list[dict[str, Any]]) -> tuple[Record, ContainerValues]:
-    (one,) = records
-    record = Record.model_validate(one)
+    (document,) = records
+    record = Record.model_validate(document)
     values = values_of(record, ContainerValues)
     assert isinstance(values, ContainerValues)
     assert record.record == "container"
@@ -87,11 +87,11 @@ def test_a_time_that_is_too_short_for_anything_is_reported(way: FakeWay) -> None
 class Host(FakeWay):
     """A node that is asked for its own Python."""
 
-    given = ""
+    program = ""
     arguments: tuple[str, ...] = ()
 
     def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
-        self.given, self.arguments = program, arguments
+        self.program, self.arguments = program, arguments
         raise LaunchFailure("no-python", "python3 is not on the node")
 
 
@@ -100,8 +100,8 @@ def test_what_the_nodes_own_python_is_given_passes_any_login_shell(way: FakeWay,
     host = Host(way.server)
     facts = node(TRAINING.model_copy(update={"gpu": "gpu0"}))
     assert only(run(host, facts, in_container=False, force=force))[0].error == "python3 is not on the node"
-    assert len(host.given.splitlines()) == 1  # csh takes no text of several
-    (call,) = ast.parse(host.given).body
+    assert len(host.program.splitlines()) == 1  # csh takes no text of several
+    (call,) = ast.parse(host.program).body
     assert isinstance(call, ast.Expr)
     assert isinstance(call.value, ast.Call)
     text = ast.literal_eval(call.value.args[0])
@@ -198,16 +198,16 @@ def test_the_engines_own_limits_are_read_in_a_second_container(
         return known
 
     monkeypatch.setattr(container, "run", run_one)
-    there = {"GET /images/site/image:1/json": (200, {"Id": "sha256:1"}), "GET /containers/json": (200, [])}
-    server = FakeEngine(answers=dict(there)).start()
+    answers = {"GET /images/site/image:1/json": (200, {"Id": "sha256:1"}), "GET /containers/json": (200, [])}
+    server = FakeEngine(answers=dict(answers)).start()
     try:
         records = run(FakeWay(server), node(gpus=0), named=True)
     finally:
         server.shutdown()
         server.server_close()
     assert [job.plain for job in jobs] == [False, True]
-    (own,) = [Record.model_validate(one) for one in records if one["record"] == "defaults.limits"]
-    assert (own.values, own.undetermined is not None) == (values, undetermined)
+    (limits,) = [Record.model_validate(document) for document in records if document["record"] == "defaults.limits"]
+    assert (limits.values, limits.undetermined is not None) == (values, undetermined)
     assert records[-1]["record"] == "container"
     assert (records[-1]["error"], records[-1]["values"]["kind"]) == (None, "done")
 
@@ -227,6 +227,6 @@ def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
     monkeypatch.setattr(container, "run", run_one)
     monkeypatch.setattr(launching, "provide", lambda *_: Image("site/image:1", "sha256:1", brought=False))
     monkeypatch.setattr(launching, "STOP_S", stop_s)
-    *_, own = run(way, node(gpus=0), named=True)
-    assert own["values"]["kind"] == kind
-    assert ("versions.torch the first" in str(own["error"])) is (kind == "time-limit")
+    *_, launcher = run(way, node(gpus=0), named=True)
+    assert launcher["values"]["kind"] == kind
+    assert ("versions.torch the first" in str(launcher["error"])) is (kind == "time-limit")
