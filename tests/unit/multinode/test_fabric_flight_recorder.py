@@ -32,13 +32,13 @@ def dump(rank: int, calls: list[str], done: int | None = None, size: int = 4, gr
 
 
 def stopped(dumps: list[Dump]) -> list[tuple[int | None, Status]]:
-    return [(rank, one.status) for rank, one in findings_of(dumps)]
+    return [(rank, finding.status) for rank, finding in findings_of(dumps)]
 
 
 def test_the_rank_of_a_real_job_that_ended_is_named() -> None:
-    ((rank, one),) = findings_of(read_dumps(DUMPS))
-    assert (rank, one.status) == (2, Status.FAIL)
-    assert all(word in one.message for word in ("all_reduce 4", "ranks 0-1 wait"))
+    ((rank, finding),) = findings_of(read_dumps(DUMPS))
+    assert (rank, finding.status) == (2, Status.FAIL)
+    assert all(word in finding.message for word in ("all_reduce 4", "ranks 0-1 wait"))
 
 
 def test_the_rank_that_called_fewer_is_named() -> None:

@@ -80,9 +80,9 @@ def test_merged_adapters_and_older_texts() -> None:
 
 def test_equal_ranks_are_reported_once() -> None:
     every = [views(log(rank, 0, "1b000"))[0] for rank in (0, 8, 16)]
-    (one,) = folded([*every, None])
-    assert one["ranks"] == [0, 1, 2]
-    assert "host" not in one
+    (view,) = folded([*every, None])
+    assert view["ranks"] == [0, 1, 2]
+    assert "host" not in view
     assert folded([]) == []
 
 
@@ -91,13 +91,13 @@ def test_equal_ranks_are_reported_once() -> None:
     each([("nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log", 16, {"0", "1", "2", "3"}, 64)]),
 )
 def test_a_recorded_log(name: str, ranks: int, adapters: set[str], direct: int) -> None:
-    found = views((FOLDER / name).read_text(encoding="utf-8", errors="replace"))
-    assert [one["rank"] for one in found] == list(range(ranks))
-    assert {one["network"] for one in found} == {"AWS Libfabric"}
-    assert {name for one in found for name in one["adapters"]} == adapters
-    assert (sum(one["direct"] for one in found), sum(one["staged"] for one in found)) == (direct, 0)
+    parsed = views((FOLDER / name).read_text(encoding="utf-8", errors="replace"))
+    assert [view["rank"] for view in parsed] == list(range(ranks))
+    assert {view["network"] for view in parsed} == {"AWS Libfabric"}
+    assert {name for view in parsed for name in view["adapters"]} == adapters
+    assert (sum(view["direct"] for view in parsed), sum(view["staged"] for view in parsed)) == (direct, 0)
     # Eight GPUs of each of two equal nodes.
-    assert len({one["gpu"] for one in found}) == 8
+    assert len({view["gpu"] for view in parsed}) == 8
 
 
 @pytest.mark.parametrize("name", each([("nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log",)]))
@@ -109,11 +109,13 @@ def test_recorded_rings_and_trees_of_two_nodes(name: str, node: NodeFacts) -> No
     assert all(sorted(ring) == list(range(16)) for ring in known["rings"])
     assert known["tree"].count(-1) == 1
     assert {known["ways"][way] for _, _, way in known["pairs"]} == {"P2P/IPC/read", "NET/AWS Libfabric"}
-    found = RankConnections.model_validate(json.loads(json.dumps(known)))
-    ranks = [RankView(ranks=(one["rank"],)) for one in every]
-    assert list(view_findings(ranks, lambda rank: f"n{rank // 8}", {}, found)) == []
+    rank_connections = RankConnections.model_validate(json.loads(json.dumps(known)))
+    ranks = [RankView(ranks=(view["rank"],)) for view in every]
+    assert list(view_findings(ranks, lambda rank: f"n{rank // 8}", {}, rank_connections)) == []
     # The same ranks in another order on the nodes.
-    named = {node: one.check for node, one in view_findings(ranks, lambda rank: f"n{rank % 2}", {}, found)}
+    named = {
+        node: finding.check for node, finding in view_findings(ranks, lambda rank: f"n{rank % 2}", {}, rank_connections)
+    }
     assert set(named.values()) & {"nodes.pairs", "nodes.rings"}
 
 
@@ -133,22 +135,22 @@ def node() -> NodeFacts:
 
 def rank_views(node: NodeFacts, **changes: dict[str, Any]) -> list[RankView]:
     """Eight ranks of a node, each with the adapter beside its GPU; ``changes`` by ``gpuN``."""
-    found = []
+    ranks = []
     for gpu in node.smi_gpus:
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "ranks": [gpu.index],
             "gpu": gpu.pci_bus_id,
             "network": "IB",
             "adapters": [f"mlx5_{gpu.index}"],
         }
-        own |= {"direct": True, "staged": False, "nvls": 16, "transports": ["P2P/CUMEM"]}
-        found.append(RankView.model_validate({**own, **changes.get(f"gpu{gpu.index}", {})}))
-    return found
+        fields |= {"direct": True, "staged": False, "nvls": 16, "transports": ["P2P/CUMEM"]}
+        ranks.append(RankView.model_validate({**fields, **changes.get(f"gpu{gpu.index}", {})}))
+    return ranks
 
 
 def found(node: NodeFacts, every: list[RankView]) -> list[tuple[str, Status, str]]:
     results = view_findings(every, lambda _: "n", {"n": node})
-    return [(one.check, one.status, one.component) for _, one in results]
+    return [(finding.check, finding.status, finding.component) for _, finding in results]
 
 
 @pytest.mark.parametrize(
@@ -200,18 +202,18 @@ P2P, SHM, IB, SOCKET = range(4)
         # Each ring crosses between the nodes once in each direction, or at every step.
         ([(7, 8, IB), (15, 0, IB)], [list(range(16))], [], []),
         (
-            [(one, (one + 8) % 16, IB) for one in range(16)] + [(one + 8, one + 1, IB) for one in range(7)],
-            [[rank for one in range(8) for rank in (one, one + 8)]],
+            [(rank, (rank + 8) % 16, IB) for rank in range(16)] + [(rank + 8, rank + 1, IB) for rank in range(7)],
+            [[rank for gpu in range(8) for rank in (gpu, gpu + 8)]],
             [],
             [("n0", "nodes.rings"), ("n1", "nodes.rings")],
         ),
         # A ring of some ranks, and one with a rank twice, are no rings of all.
-        ([(one, one + 8, IB) for one in range(8)], [[0, 8, 1, 9], [0] * 16], [], []),
+        ([(rank, rank + 8, IB) for rank in range(8)], [[0, 8, 1, 9], [0] * 16], [], []),
         # The first tree: one rank of the second node has its parent on the first one, or each of them has.
         ([(0, 8, IB)], [], [-1, *range(7), 0, *range(8, 15)], []),
-        ([(one, one + 8, IB) for one in range(8)], [], [-1, *range(7), *range(8)], [("n1", "nodes.rings")]),
+        ([(rank, rank + 8, IB) for rank in range(8)], [], [-1, *range(7), *range(8)], [("n1", "nodes.rings")]),
         # NVLink over several nodes is not the network.
-        ([(one, one + 8, P2P) for one in range(8)], [], [-1, *range(7), *range(8)], []),
+        ([(rank, rank + 8, P2P) for rank in range(8)], [], [-1, *range(7), *range(8)], []),
         ([(0, 99, IB), (99, 1, 77)], [[99]], [99, None], []),
     ],
 )
@@ -222,18 +224,18 @@ def test_pairs_rings_and_trees_are_compared_with_the_nodes(
     tree: list[int | None],
     expected: list[tuple[str, str]],
 ) -> None:
-    found = RankConnections.model_validate({"ways": WAYS, "pairs": pairs, "rings": rings, "tree": tree})
+    rank_connections = RankConnections.model_validate({"ways": WAYS, "pairs": pairs, "rings": rings, "tree": tree})
     other = [view.model_copy(update={"ranks": (view.ranks[0] + 8,)}) for view in rank_views(node)]
     every = [*rank_views(node), *other]
-    results = view_findings(every, lambda rank: f"n{rank // 8}", {"n0": node, "n1": node}, found)
-    assert [(name, one.check) for name, one in results] == expected
+    results = view_findings(every, lambda rank: f"n{rank // 8}", {"n0": node, "n1": node}, rank_connections)
+    assert [(name, finding.check) for name, finding in results] == expected
 
 
 def test_gpus_without_nvlink_may_use_shared_memory(node: NodeFacts) -> None:
-    found = RankConnections.model_validate({"ways": WAYS, "pairs": [(2, 3, SHM)]})
-    assert list(view_findings(rank_views(node), lambda _: "n", {}, found)) == []
-    ((_, one),) = view_findings(rank_views(node), lambda _: "n", {"n": node}, found)
-    assert all(word in one.message for word in ("gpu2", "gpu3", "SHM", "NVLink (NV18)"))
+    rank_connections = RankConnections.model_validate({"ways": WAYS, "pairs": [(2, 3, SHM)]})
+    assert list(view_findings(rank_views(node), lambda _: "n", {}, rank_connections)) == []
+    ((_, finding),) = view_findings(rank_views(node), lambda _: "n", {"n": node}, rank_connections)
+    assert all(word in finding.message for word in ("gpu2", "gpu3", "SHM", "NVLink (NV18)"))
 
 
 def test_connections_of_many_ranks_are_left_out() -> None:
@@ -246,14 +248,14 @@ def test_connections_of_many_ranks_are_left_out() -> None:
 
 def test_an_adapter_across_the_sockets_is_named_with_the_nearer_one(node: NodeFacts) -> None:
     every = rank_views(node, gpu3={"adapters": ["mlx5_4"]})
-    ((_, one),) = view_findings(every, lambda _: "node7", {"node7": node})
-    assert all(word in one.message for word in ("mlx5_4", "sockets", "mlx5_3", "PIX"))
+    ((_, finding),) = view_findings(every, lambda _: "node7", {"node7": node})
+    assert all(word in finding.message for word in ("mlx5_4", "sockets", "mlx5_3", "PIX"))
 
 
 def test_a_node_without_nvls_beside_others_is_named(node: NodeFacts) -> None:
     other = [view.model_copy(update={"ranks": (view.ranks[0] + 8,), "nvls": 0}) for view in rank_views(node)]
     results = view_findings([*rank_views(node), *other], lambda rank: f"n{rank // 8}", {"n0": node, "n1": node})
-    assert [(name, one.check) for name, one in results] == [("n1", "nodes.nvls")]
+    assert [(name, finding.check) for name, finding in results] == [("n1", "nodes.nvls")]
 
 
 def test_the_summary_has_network_adapters_and_channels(node: NodeFacts) -> None:
@@ -280,12 +282,12 @@ def test_the_rate_is_compared_with_the_adapters(busbw: float, status: Status) ->
     """Azure/aks-rdma-infiniband, tests/expected-output.md: two ND A100 v4 with eight ports of 200 Gbit/s each reach
     187 GB/s with RDMA, 3 GB/s in their fallback.
     """
-    one = rate_finding("all-reduce", rates(busbw), Shape(None, 8, network_gb_per_s=200.0), Expectation())
-    assert one is not None
-    assert one.status is status
-    assert "200 GB/s" in str(one.source)
-    assert one.figure is not None
-    assert one.figure.metric == "fabric_all_reduce_busbw"
+    finding = rate_finding("all-reduce", rates(busbw), Shape(None, 8, network_gb_per_s=200.0), Expectation())
+    assert finding is not None
+    assert finding.status is status
+    assert "200 GB/s" in str(finding.source)
+    assert finding.figure is not None
+    assert finding.figure.metric == "fabric_all_reduce_busbw"
 
 
 def test_latency_over_many_ranks_lowers_what_is_expected() -> None:
@@ -302,9 +304,9 @@ def test_latency_over_many_ranks_lowers_what_is_expected() -> None:
 def test_the_sites_reference_wins() -> None:
     shape = Shape(None, 8, network_gb_per_s=200.0)
     site = Expectation(figures={"fabric_all_reduce_busbw": 190.0})
-    one = rate_finding("all-reduce", rates(187.22), shape, site)
-    assert one is not None
-    assert (one.status, one.expected) == (Status.FAIL, 190.0)
+    finding = rate_finding("all-reduce", rates(187.22), shape, site)
+    assert finding is not None
+    assert (finding.status, finding.expected) == (Status.FAIL, 190.0)
 
 
 def test_the_shape_is_that_of_the_least_node(node: NodeFacts) -> None:

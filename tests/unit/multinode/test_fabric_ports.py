@@ -66,8 +66,8 @@ def test_each_node_has_two_partners(node: NodeFacts) -> None:
     rounds = plan({f"n{number}": node for number in range(5)})
     assert len(rounds) == ROUNDS
     met: dict[str, set[str]] = {}
-    for found in rounds:
-        for server, (client, devices) in found.items():
+    for pairs in rounds:
+        for server, (client, devices) in pairs.items():
             assert len(devices) == 8
             met.setdefault(server, set()).add(client)
             met.setdefault(client, set()).add(server)
@@ -80,12 +80,14 @@ def verdict(node: NodeFacts, rates: dict[tuple[str, str], float], size: int = 4,
     """What is found of nodes; ``rates`` by node and device are what its port reaches at most."""
     nodes = {f"n{number}": node for number in range(size)}
     measured = []
-    for found in plan(nodes):
-        for server, (client, devices) in found.items():
+    for pairs in plan(nodes):
+        for server, (client, devices) in pairs.items():
             for device in devices:
                 rate = min(rates.get((name, device), 392.0) for name in (server, client))
-                one = PortMeasurement(gbit_per_s=rate, latency_us=2.0) if rate else PortMeasurement(error="no route")
-                measured.append((PortPair(server, client, device), one))
+                measurement = (
+                    PortMeasurement(gbit_per_s=rate, latency_us=2.0) if rate else PortMeasurement(error="no route")
+                )
+                measured.append((PortPair(server, client, device), measurement))
     named: dict[str, list[Any]] = {}
     for name, finding in findings_of(measured, more.get("counters", {}), nodes):
         if finding.status is not Status.PASS:
@@ -97,8 +99,8 @@ def verdict(node: NodeFacts, rates: dict[tuple[str, str], float], size: int = 4,
 def test_a_slow_port_is_named_alone(node: NodeFacts, rate: float) -> None:
     assert verdict(node, {}) == {}
     for bad in ("n0", "n3"):
-        found = verdict(node, {(bad, "mlx5_4"): rate})
-        assert found == {bad: [("nodes.rdma", Status.FAIL, "mlx5_4")]}
+        named = verdict(node, {(bad, "mlx5_4"): rate})
+        assert named == {bad: [("nodes.rdma", Status.FAIL, "mlx5_4")]}
 
 
 def test_of_two_nodes_both_ends_are_named(node: NodeFacts) -> None:
@@ -106,8 +108,8 @@ def test_of_two_nodes_both_ends_are_named(node: NodeFacts) -> None:
 
 
 def test_counters_that_increased_are_named(node: NodeFacts) -> None:
-    found = verdict(node, {}, counters={"n2": {"mlx5_1/1 symbol_error": 12}})
-    assert found == {"n2": [("nodes.ports-errors", Status.WARN, "node")]}
+    named = verdict(node, {}, counters={"n2": {"mlx5_1/1 symbol_error": 12}})
+    assert named == {"n2": [("nodes.ports-errors", Status.WARN, "node")]}
 
 
 # --- the run, with programs in place of perftest
@@ -155,13 +157,15 @@ def test_nodes_measure_their_ports(node: NodeFacts, tmp_path: Path, monkeypatch:
         thread.join(150)
     result = group.end()
     named = {
-        (name, one.component)
+        (name, finding.component)
         for name, several in result.findings.items()
-        for one in several
-        if one.check == "nodes.rdma" and one.status is Status.FAIL
+        for finding in several
+        if finding.check == "nodes.rdma" and finding.status is Status.FAIL
     }
     assert {component for _, component in named} == {"mlx5_5"}
-    measured = {one.measured for several in result.findings.values() for one in several if one.check == "nodes.rdma"}
+    measured = {
+        finding.measured for several in result.findings.values() for finding in several if finding.check == "nodes.rdma"
+    }
     assert 180.1 in measured
     # A slow port leaves its node in the run.
     assert len(result.nodes) == 3

@@ -27,8 +27,8 @@ def address(interface: str, number: int, net: int = 1, **more: Any) -> dict[str,
 
 
 def ready(number: int, *addresses: dict[str, Any], **changes: Any) -> Ready:
-    own = {"hostname": f"n{number}", "resolved": ["10.0.1.1"], "addresses": addresses, "port": 4000}
-    hello = Hello.model_validate({**own, **changes.pop("hello", {})})
+    fields = {"hostname": f"n{number}", "resolved": ["10.0.1.1"], "addresses": addresses, "port": 4000}
+    hello = Hello.model_validate({**fields, **changes.pop("hello", {})})
     return Ready(f"n{number}", hello, 1, **changes)
 
 
@@ -43,8 +43,8 @@ def test_the_fastest_network_that_nodes_share_is_chosen() -> None:
         )
         for number in range(1, 4)
     ]
-    assert {one.interface for one in chosen_addresses(nodes, None).values()} == {"ib0"}
-    assert {one.interface for one in chosen_addresses(nodes, "eth0").values()} == {"eth0"}
+    assert {chosen.interface for chosen in chosen_addresses(nodes, None).values()} == {"ib0"}
+    assert {chosen.interface for chosen in chosen_addresses(nodes, "eth0").values()} == {"eth0"}
     assert chosen_addresses(nodes, "eth9") == {}
     assert chosen_addresses([ready(1, address("docker0", 1))], None) == {}
 
@@ -53,8 +53,8 @@ def test_the_fastest_network_that_nodes_share_is_chosen() -> None:
     ("resolved", "status"), [(["127.0.1.1"], Status.WARN), ([], Status.WARN), (["10.0.1.1"], None)]
 )
 def test_a_name_that_is_loopback_is_named(resolved: list[str], status: Status | None) -> None:
-    found = list(own_findings(ready(1, hello={"resolved": resolved})))
-    assert [(one.check, one.status) for one in found] == ([("nodes.names", status)] if status else [])
+    findings = list(own_findings(ready(1, hello={"resolved": resolved})))
+    assert [(finding.check, finding.status) for finding in findings] == ([("nodes.names", status)] if status else [])
 
 
 def test_ports_in_use_are_avoided() -> None:
@@ -70,8 +70,10 @@ def test_nodes_that_differ_are_named() -> None:
     nodes[2] = ready(2, gpu_model="H100", driver="535.1", image="sha256:a")
     nodes[3] = ready(3, gpu_model="H100", driver="570.1", image="sha256:b")
     nodes[4] = ready(4, gpu_model="H100", driver="570.1", image="sha256:a", clock_offset_s=30.0)
-    found = {name: [(one.check, one.status) for one in several] for name, several in differences(nodes).items()}
-    assert found == {
+    named = {
+        name: [(finding.check, finding.status) for finding in several] for name, several in differences(nodes).items()
+    }
+    assert named == {
         "n0": [],
         "n1": [("nodes.models", Status.WARN)],
         "n2": [("nodes.driver", Status.WARN)],
@@ -92,17 +94,21 @@ def test_a_node_that_is_cut_off_is_named_alone(size: int, data: st.DataObject) -
     kind = data.draw(st.sampled_from(["tcp", "mtu"]))
     wrong = Reached(tcp="no answer within 3 s") if kind == "tcp" else Reached(mtu=1500)
     good = Reached(mtu=9000)
-    dials = {one: {other: wrong if bad in (one, other) else good for other in others} for one, others in plan.items()}
+    dials = {
+        name: {other: wrong if bad in (name, other) else good for other in others} for name, others in plan.items()
+    }
     verdict = judged_dials(meeting, dials)
     named = {name for name, several in verdict.findings.items() if several}
     assert named == {bad} if size > 2 else len(named) == 1
     assert set(verdict.unreachable) == (named if kind == "tcp" else set())
-    checks = {one.check for several in verdict.findings.values() for one in several}
+    checks = {finding.check for several in verdict.findings.values() for finding in several}
     assert checks == {"nodes.reach" if kind == "tcp" else "nodes.mtu"}
 
 
 def test_another_mtu_of_an_interface_is_named() -> None:
-    own = {f"n{number}": InterfaceAddress.model_validate(address("ib0", number)) for number in range(3)}
-    own["n1"] = own["n1"].model_copy(update={"mtu": 2044})
-    verdict = judged_dials(Meeting(own), {})
-    assert {name: [one.component for one in several] for name, several in verdict.findings.items()} == {"n1": ["ib0"]}
+    addresses = {f"n{number}": InterfaceAddress.model_validate(address("ib0", number)) for number in range(3)}
+    addresses["n1"] = addresses["n1"].model_copy(update={"mtu": 2044})
+    verdict = judged_dials(Meeting(addresses), {})
+    assert {name: [finding.component for finding in several] for name, several in verdict.findings.items()} == {
+        "n1": ["ib0"]
+    }

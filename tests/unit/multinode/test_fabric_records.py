@@ -80,8 +80,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all values in a document."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        yield from places(one, (*path, key))
+    for key, child in inner:
+        yield from places(child, (*path, key))
 
 
 def with_value(document: dict[str, Any], path: tuple[Any, ...], text: str) -> str:
@@ -106,7 +106,7 @@ def judged(path: Path, form: str, capsys: Out) -> tuple[int, str]:
 def damaged(number: int) -> str:
     """The output of ranks with one to three values replaced by hostile ones."""
     source = random.Random(number)  # noqa: S311
-    lines = [json.dumps(one) for one in GOOD]
+    lines = [json.dumps(document) for document in GOOD]
     for at in source.sample(range(len(GOOD)), source.choice((1, 1, 1, 2, 3))):
         path = source.choice([path for path in places(GOOD[at]) if path])
         lines[at] = with_value(GOOD[at], path, source.choice(HOSTILE))
@@ -126,15 +126,15 @@ def test_a_hostile_value_is_a_finding_in_every_format(number: int, tmp_path: Pat
 def test_a_hostile_value_of_the_links_costs_no_other_record(key: str, number: int) -> None:
     lines = [with_value(GOOD[0], ("values", key), HOSTILE[number]), *map(json.dumps, GOOD[1:])]
     verdict, nodes = of_records(records_of("\n".join(lines)), "slurm", 1.0, ExpectedOfNodes(Expectation(), {}))
-    assert any("nodes.training" in {one.check for one in node.findings} for node in nodes)
+    assert any("nodes.training" in {finding.check for finding in node.findings} for node in nodes)
     assert verdict.report is not None
-    assert [one.name for one in verdict.report.collectives] == ["all-reduce"]
+    assert [collective.name for collective in verdict.report.collectives] == ["all-reduce"]
 
 
 @pytest.mark.parametrize("number", range(effort(20, 500)))
 def test_lines_that_are_no_records_change_nothing(number: int, tmp_path: Path, capsys: Out) -> None:
     source = random.Random(number)  # noqa: S311
-    good = [json.dumps(one).encode() for one in GOOD]
+    good = [json.dumps(document).encode() for document in GOOD]
     path = tmp_path / "slurm-1.out"
     path.write_bytes(b"\n".join(good))
     before = judged(path, "console", capsys)
@@ -158,8 +158,8 @@ def test_a_flood_of_records_is_limited_and_named(tmp_path: Path, capsys: Out) ->
 
 
 def test_a_name_of_a_node_is_printable_and_each_node_has_one_report() -> None:
-    one = record("none")
-    one["values"]["names"] = ["a\x1b[2Jb", "same", "same", *names(6)[3:]]
-    _, nodes = of_records([one], "slurm", 1.0, ExpectedOfNodes(Expectation(), {}))
+    document = record("none")
+    document["values"]["names"] = ["a\x1b[2Jb", "same", "same", *names(6)[3:]]
+    _, nodes = of_records([document], "slurm", 1.0, ExpectedOfNodes(Expectation(), {}))
     assert sorted(node.host for node in nodes) == ["a?[2Jb", *names(6)[3:], "same"]
     assert all(isinstance(node, NodeReport) and isinstance(node.findings[0], Finding) for node in nodes)

@@ -25,11 +25,11 @@ class Program:
     """A program of this machine, its stdin and stdout as one socket."""
 
     def __init__(self, words: list[str]) -> None:
-        self.sock, theirs = socket.socketpair()
+        self.sock, remote_end = socket.socketpair()
         self._process = subprocess.Popen(
-            words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
+            words, stdin=remote_end.fileno(), stdout=remote_end.fileno(), stderr=subprocess.DEVNULL
         )
-        theirs.close()
+        remote_end.close()
 
     def complaint(self) -> str:
         return ""
@@ -62,14 +62,14 @@ def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nodes meet at 127.0.0.1: a test machine may have no other network."""
 
     def usable(hello: Hello, interface: str | None) -> list[InterfaceAddress]:
-        return [one for one in hello.addresses if one.interface == (interface or "lo")]
+        return [address for address in hello.addresses if address.interface == (interface or "lo")]
 
     monkeypatch.setattr(preflight, "usable", usable)
 
 
 def run(transports: dict[str, LocalTransport], **changes: Any) -> FabricResult:
-    given = {"in_container": False, **changes}
-    request = FabricRequest(image=lambda _: "none", run_limit_s=60.0, tests="fabric", **given)
+    options = {"in_container": False, **changes}
+    request = FabricRequest(image=lambda _: "none", run_limit_s=60.0, tests="fabric", **options)
     group = FabricRun(request, list(transports), login_limit_s=5.0)
     facts = NodeFacts(host="n", collected_at="", simulated=False, pci=())
 
@@ -88,11 +88,11 @@ def run(transports: dict[str, LocalTransport], **changes: Any) -> FabricResult:
 def test_nodes_meet_start_ranks_and_report_the_missing_pytorch() -> None:
     result = run({"b": LocalTransport(), "a": LocalTransport(), "c": LocalTransport(ended=True)}, racks={"a": "r2"})
     assert (result.nodes, result.rank_names, result.backend) == (("b", "a"), ("b", "a"), "gloo")
-    assert {one.check: one.status for one in result.findings["c"]} == {"nodes.node": Status.ERROR}
+    assert {finding.check: finding.status for finding in result.findings["c"]} == {"nodes.node": Status.ERROR}
     assert [record["record"] for record in result.records] == ["fabric.links"]
     assert "torch" in json.dumps(result.records).lower()
     verdict = verdict_of(result.records, nodes=result.nodes, engine="ssh", backend="gloo", ranks=2, minutes=0.1)
-    assert {one.status for name in result.nodes for one in verdict.findings[name]} == {Status.ERROR}
+    assert {finding.status for name in result.nodes for finding in verdict.findings[name]} == {Status.ERROR}
 
 
 def test_one_node_that_is_left_runs_nothing() -> None:
@@ -132,11 +132,11 @@ def test_a_node_with_a_hostile_answer_is_named_by_itself() -> None:
     hostile = {f"h{number}": Hostile(answers) for number, answers in enumerate(ANSWERS)}
     result = run({"a": LocalTransport(), **hostile})
     for name in hostile:
-        (one,) = result.findings[name]
-        assert (one.check, one.status) == ("nodes.node", Status.ERROR)
-        assert one.message.startswith("the node did not report its network: ")
-        assert len(one.message) < 400
-    assert not any(one.status is Status.ERROR for one in result.findings.get("a", ()))
+        (finding,) = result.findings[name]
+        assert (finding.check, finding.status) == ("nodes.node", Status.ERROR)
+        assert finding.message.startswith("the node did not report its network: ")
+        assert len(finding.message) < 400
+    assert not any(finding.status is Status.ERROR for finding in result.findings.get("a", ()))
 
 
 @pytest.mark.parametrize("hangs", [0, 1])
@@ -150,9 +150,9 @@ def test_a_node_that_hangs_is_given_up_once_the_others_named_its_rank(
             missing = {"record": "fabric.links", "error": "named", "values": {"missing": [hangs]}}
             output.stdout(json.dumps(missing).encode() + b"\n")
             return
-        output.program, theirs = socket.socketpair()
-        theirs.settimeout(60)
-        assert theirs.recv(1) == b""
+        output.program, remote_end = socket.socketpair()
+        remote_end.settimeout(60)
+        assert remote_end.recv(1) == b""
         raise LaunchFailure("broke-off", "the payload was stopped on the node (alone)")
 
     monkeypatch.setattr("gpunode.fabric.run.run_member", run_member)
@@ -176,7 +176,10 @@ def test_a_node_with_busy_gpus_is_named_and_the_others_do_not_wait(monkeypatch: 
     result = run({name: LocalTransport() for name in "abc"})
     assert time.monotonic() - began < 60
     ((name, busy),) = [
-        (name, one) for name, several in result.findings.items() for one in several if one.check == "nodes.busy"
+        (name, finding)
+        for name, several in result.findings.items()
+        for finding in several
+        if finding.check == "nodes.busy"
     ]
     assert (busy.status, "alice" in busy.message) == (Status.FAIL, True)
     assert sorted(result.nodes) == sorted(set("abc") - {name})
@@ -186,7 +189,7 @@ def test_a_node_without_a_container_engine_is_named() -> None:
     result = run({"a": LocalTransport(), "b": LocalTransport()}, in_container=True)
     assert result.nodes == ()
     for name in ("a", "b"):
-        assert [(one.check, one.status) for one in result.findings[name]] == [("nodes.node", Status.ERROR)]
+        assert [(finding.check, finding.status) for finding in result.findings[name]] == [("nodes.node", Status.ERROR)]
         assert "docker" in result.findings[name][0].message.lower()
 
 
@@ -194,4 +197,6 @@ def test_a_node_without_the_interface_is_named() -> None:
     result = run({"a": LocalTransport(), "b": LocalTransport()}, interface="ib9")
     assert result.nodes == ()
     for name in ("a", "b"):
-        assert any("ib9" in one.message for one in result.findings[name] if one.status is Status.ERROR), result
+        assert any("ib9" in finding.message for finding in result.findings[name] if finding.status is Status.ERROR), (
+            result
+        )

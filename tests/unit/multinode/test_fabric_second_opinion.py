@@ -32,7 +32,7 @@ def own(busbw: float, size: int = 2**22) -> FabricReport:
 
 
 @pytest.mark.parametrize(
-    ("log", "ours", "status", "words"),
+    ("log", "report", "status", "words"),
     [
         (WRONG, own(63.0), Status.FAIL, ["all_reduce over 4 ranks", "1048579 wrong"]),
         (corrected(WRONG), own(63.0), Status.PASS, ["63.84 GB/s", "63 GB/s"]),
@@ -45,15 +45,15 @@ def own(busbw: float, size: int = 2**22) -> FabricReport:
         ("all_reduce_perf: error while loading shared libraries: libmpi.so.40\n", None, Status.ERROR, ["expected"]),
     ],
 )
-def test_the_opinion_on_a_log(log: str, ours: FabricReport | None, status: Status, words: list[str]) -> None:
-    one = opinion_of(log, ours)
-    assert (one.check, one.status) == ("nodes.nccl-tests", status), one.message
-    assert all(word in one.message for word in words), one.message
+def test_the_opinion_on_a_log(log: str, report: FabricReport | None, status: Status, words: list[str]) -> None:
+    opinion = opinion_of(log, report)
+    assert (opinion.check, opinion.status) == ("nodes.nccl-tests", status), opinion.message
+    assert all(word in opinion.message for word in words), opinion.message
 
 
 def test_the_starters_failure_is_the_reason() -> None:
-    one = opinion_of("", None, "mpirun ended with exit code 213: libmpi.so.40 not found")
-    assert (one.status, "exit code 213" in one.message) == (Status.ERROR, True)
+    opinion = opinion_of("", None, "mpirun ended with exit code 213: libmpi.so.40 not found")
+    assert (opinion.status, "exit code 213" in opinion.message) == (Status.ERROR, True)
 
 
 def test_processes_that_measured_alone_are_no_opinion() -> None:
@@ -65,7 +65,7 @@ def test_processes_that_measured_alone_are_no_opinion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ours", "status"),
+    ("name", "rate", "status"),
     each(
         [
             ("nccl/gcp-a3mega-h100-2node-16gpu-partial-hash.log", 331.0, Status.PASS),
@@ -75,11 +75,11 @@ def test_processes_that_measured_alone_are_no_opinion() -> None:
         ]
     ),
 )
-def test_recorded_logs_of_several_nodes(name: str, ours: float, status: Status) -> None:
+def test_recorded_logs_of_several_nodes(name: str, rate: float, status: Status) -> None:
     log = (FOLDER / name).read_text(encoding="utf-8", errors="replace")
     size = 2**32 if "aws" in name else 2**33
-    one = opinion_of(log, own(ours, size))
-    assert one.status is status, one.message
+    opinion = opinion_of(log, own(rate, size))
+    assert opinion.status is status, opinion.message
 
 
 def test_the_command_starts_one_process_for_each_gpu() -> None:
@@ -125,7 +125,7 @@ def test_mpirun_runs_them_where_they_are_installed(
     (tmp_path / "log").write_text(corrected(WRONG), encoding="utf-8")
     rates: dict[str, Any] = copy.deepcopy(RATES)
     rates["values"]["rows"][0]["wrong"] = 0
-    rows = [{**one, "device": "cuda", "seconds": 1.0} for one in (LINKS, rates)]
+    rows = [{**row, "device": "cuda", "seconds": 1.0} for row in (LINKS, rates)]
     (tmp_path / "records").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     programs = {"mpirun": MPIRUN}
     if installed:
@@ -138,8 +138,10 @@ def test_mpirun_runs_them_where_they_are_installed(
     words = ["validate", "--fabric", "--engine", "mpi", "--ranks", "2", "--no-history", "--format", "json", "a", "b"]
     run(words)
     report = json.loads(capsys.readouterr().out)
-    found = [one for node in report["nodes"] for one in node["findings"] if one["check"] == "nodes.nccl-tests"]
-    assert [one["status"] for one in found] == [status, status], found
+    opinions = [
+        finding for node in report["nodes"] for finding in node["findings"] if finding["check"] == "nodes.nccl-tests"
+    ]
+    assert [opinion["status"] for opinion in opinions] == [status, status], opinions
 
 
 def test_a_printed_scripts_output_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,5 +151,10 @@ def test_a_printed_scripts_output_has_both(tmp_path: Path, capsys: pytest.Captur
     assert not has_nccl_tests(f"{json.dumps(LINKS)}\n{json.dumps(RATES)}\n")
     assert run(["validate", "--fabric", "--records", str(both), "--format", "json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    found = {one["status"] for node in report["nodes"] for one in node["findings"] if "nccl-tests" in one["check"]}
-    assert found == {"fail"}
+    statuses = {
+        finding["status"]
+        for node in report["nodes"]
+        for finding in node["findings"]
+        if "nccl-tests" in finding["check"]
+    }
+    assert statuses == {"fail"}

@@ -27,12 +27,12 @@ REQUEST = StarterRequest(nodes=("gpu-01", "gpu-02"), ranks=8, backend="nccl", mi
 
 
 def settings_in(words: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(words[words.index("--settings") + 1])
-    return found
+    settings: dict[str, Any] = json.loads(words[words.index("--settings") + 1])
+    return settings
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "expected"),
     [
         ({"RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "MASTER_ADDR": "a"}, (3, "a", 3)),
         (
@@ -46,10 +46,10 @@ def settings_in(words: list[str]) -> dict[str, Any]:
         ({"PMI_RANK": "15", "PMI_SIZE": "16", "MPI_LOCALRANKID": "7", "MASTER_ADDR": "c"}, (15, "c", 7)),
     ],
 )
-def test_a_rank_reads_its_seat_from_its_starter(environment: dict[str, str], place: tuple[int, str, int]) -> None:
+def test_a_rank_reads_its_seat_from_its_starter(environment: dict[str, str], expected: tuple[int, str, int]) -> None:
     starter = settings_in(command("slurm", REQUEST))["starter"]
     seat = seat_of(seat_from_environment(starter, environment))
-    assert (seat.rank, seat.meet.split(":")[1], seat.device) == place
+    assert (seat.rank, seat.meet.split(":")[1], seat.device) == expected
     assert (seat.size, seat.nodes, seat.backend) == (16, 2, "nccl")
 
 
@@ -90,7 +90,7 @@ def test_scripts_contain_the_payload_and_quote_the_settings(starter: Any) -> Non
 
 
 def test_the_manifest_has_one_pod_for_each_node() -> None:
-    items = {one["kind"]: one for one in json.loads(text("kubernetes", REQUEST))["items"]}
+    items = {manifest["kind"]: manifest for manifest in json.loads(text("kubernetes", REQUEST))["items"]}
     assert set(items) == {"ConfigMap", "Service", "Job"}
     job = items["Job"]["spec"]
     assert (job["completions"], job["parallelism"], job["completionMode"]) == (2, 2, "Indexed")
@@ -168,8 +168,8 @@ def test_options_of_ranks_are_refused_with_saved_ones(
 ) -> None:
     (tmp_path / "slurm-1.out").write_text(json.dumps({"record": "fabric.links", "error": "no"}), encoding="ascii")
     shutil.copytree(Path(__file__).parent / "dumps", tmp_path / "traces")
-    given = ["validate", "--fabric", saved, str(tmp_path / SAVED[saved])]
-    assert run([*given, *words]) == 2
+    arguments = ["validate", "--fabric", saved, str(tmp_path / SAVED[saved])]
+    assert run([*arguments, *words]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert f"{words[-1] if words[-1] == '--print' else words[0].replace('gpu-01', 'HOST')} has no effect there" in err

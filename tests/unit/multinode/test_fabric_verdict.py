@@ -28,7 +28,7 @@ SIZE = 256 * 2**20
 
 
 def names(number: int) -> list[str]:
-    return [f"node{one:02}" for one in range(number)]
+    return [f"node{index:02}" for index in range(number)]
 
 
 def record(kind: str, nodes: int = 6, rails: int = 1, **changes: Any) -> dict[str, Any]:
@@ -42,15 +42,15 @@ def record(kind: str, nodes: int = 6, rails: int = 1, **changes: Any) -> dict[st
     fabric = SimulatedFabric(nodes, rails, nodes // 2, made, seed=1)
     of_ranks = [name for name in names(nodes) for _ in range(rails)]
     racks = {name: f"r{number // (nodes // 2)}" for number, name in enumerate(names(nodes))}
-    positions, found = positions_of(of_ranks, racks)
+    positions, node_names = positions_of(of_ranks, racks)
     search = FabricSearch(positions, LateLimits())
     while (tried := search.next_round()) is not None:
         search.take(*fabric.run(tried))
     values = {
         "backend": "nccl",
         "ranks": nodes * rails,
-        "names": found,
-        "rank_nodes": [one.node for one in positions],
+        "names": node_names,
+        "rank_nodes": [position.node for position in positions],
         "missing": [],
         "size_bytes": SIZE,
         **found_by(search, SIZE),
@@ -69,14 +69,21 @@ def test_ranks_with_other_versions_are_named() -> None:
     links = record("none", rails=2)
     most, others = odd_versions([odd if rank in (4, 5) else usual for rank in range(12)])
     links["values"] |= {"versions": most, "odd_versions": others}
-    found = verdict(links)
-    named = {name: one for name, several in found.findings.items() for one in several if one.check == "nodes.versions"}
+    judgement = verdict(links)
+    named = {
+        name: finding
+        for name, several in judgement.findings.items()
+        for finding in several
+        if finding.check == "nodes.versions"
+    }
     assert list(named) == ["node02"]
     assert named["node02"].status is Status.WARN
     assert all(word in named["node02"].message for word in ("2.11.0", "2.13.0"))
     assert odd_versions([usual] * 12) == (usual, [])
     links["values"]["odd_versions"] = []
-    assert not any(one.check == "nodes.versions" for several in verdict(links).findings.values() for one in several)
+    assert not any(
+        finding.check == "nodes.versions" for several in verdict(links).findings.values() for finding in several
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,34 +100,39 @@ def test_ranks_with_other_versions_are_named() -> None:
     ],
 )
 def test_each_fault_is_a_finding_of_its_nodes(kind: str, rails: int, check: str, of: list[str]) -> None:
-    found = verdict(record(kind, rails=rails))
-    failed = {name: [one for one in several if one.status is Status.FAIL] for name, several in found.findings.items()}
+    judgement = verdict(record(kind, rails=rails))
+    failed = {
+        name: [finding for finding in several if finding.status is Status.FAIL]
+        for name, several in judgement.findings.items()
+    }
     assert {name for name, several in failed.items() if several} == set(of)
-    assert {one.check for several in failed.values() for one in several} == {check}
-    assert all(one.remedy for several in failed.values() for one in several)
+    assert {finding.check for several in failed.values() for finding in several} == {check}
+    assert all(finding.remedy for several in failed.values() for finding in several)
     if kind == "wrong MTU":
         assert "MTU" in failed["node02"][0].message
-    passed = {name for name, several in found.findings.items() if {one.status for one in several} == {Status.PASS}}
+    passed = {
+        name for name, several in judgement.findings.items() if {finding.status for finding in several} == {Status.PASS}
+    }
     assert passed == set(names(6)) - set(of)
 
 
 def test_a_healthy_fabric_passes_on_every_node_and_in_every_format() -> None:
-    found = verdict(record("none"))
-    assert {one.status for several in found.findings.values() for one in several} == {Status.PASS}
-    assert found.report is not None
-    matrix = found.report.matrix
+    judgement = verdict(record("none"))
+    assert {finding.status for several in judgement.findings.values() for finding in several} == {Status.PASS}
+    assert judgement.report is not None
+    matrix = judgement.report.matrix
     assert matrix is not None
     assert all(
         (cell is None) == (row == column) for row, cells in enumerate(matrix.rows) for column, cell in enumerate(cells)
     )
-    document = report([], level="standard", version="0", started_at="", finished_at="", fabric=found.report)
+    document = report([], level="standard", version="0", started_at="", finished_at="", fabric=judgement.report)
     for name in formats.NAMES:
         assert "".join(formats.parts(name, document, verbose=True))
     assert "node00" in "".join(formats.parts("html", document, verbose=False))
 
 
 @pytest.mark.parametrize(
-    ("one", "check", "status"),
+    ("part", "check", "status"),
     [
         ({"record": "nccl.all-reduce", "error": "it failed"}, "nodes.collectives", Status.ERROR),
         ({"record": "nccl.all-reduce", "values": {"rows": 7}}, "nodes.records", Status.ERROR),
@@ -129,22 +141,22 @@ def test_a_healthy_fabric_passes_on_every_node_and_in_every_format() -> None:
         ({"record": "ddp.sharded", "skipped": "too old"}, "nodes.training", Status.SKIP),
     ],
 )
-def test_other_parts_are_findings(one: dict[str, Any], check: str, status: Status) -> None:
-    found = verdict(record("none"), one)
-    assert (check, status) in {(each.check, each.status) for each in found.findings["node00"]}
+def test_other_parts_are_findings(part: dict[str, Any], check: str, status: Status) -> None:
+    judgement = verdict(record("none"), part)
+    assert (check, status) in {(each.check, each.status) for each in judgement.findings["node00"]}
 
 
 def test_without_a_record_nothing_passes() -> None:
-    assert {one.status for several in verdict().findings.values() for one in several} == {Status.ERROR}
+    assert {finding.status for several in verdict().findings.values() for finding in several} == {Status.ERROR}
     failed = verdict(record("none", error="out of memory"))
-    assert {one.status for several in failed.findings.values() for one in several} == {Status.ERROR}
+    assert {finding.status for several in failed.findings.values() for finding in several} == {Status.ERROR}
 
 
 def test_a_rank_that_ended_is_named_and_no_node_passes() -> None:
     """The record of the payload's own process, which knows no names of nodes, when one of its ranks was killed."""
     values = {"backend": "gloo", "ranks": 6, "nodes": 6, "missing": [2]}
     error = "rank 2 of 6 ended or did not answer within 30 s"
-    found = verdict_of(
+    judgement = verdict_of(
         [{"record": "fabric.links", "values": values, "error": error}],
         nodes=names(6),
         engine="ssh",
@@ -153,32 +165,36 @@ def test_a_rank_that_ended_is_named_and_no_node_passes() -> None:
         minutes=1.0,
         rank_names=names(6),
     )
-    statuses = {name: [(one.check, one.status) for one in several] for name, several in found.findings.items()}
+    statuses = {
+        name: [(finding.check, finding.status) for finding in several] for name, several in judgement.findings.items()
+    }
     assert statuses.pop("node02") == [("nodes.stopped", Status.FAIL)]
     assert statuses == {name: [("nodes.links", Status.ERROR)] for name in names(6) if name != "node02"}
 
 
 def test_ranks_of_one_node_do_not_pass() -> None:
-    one = record("none", nodes=4)
-    one["values"] |= {"names": ["node00"], "rank_nodes": [0] * 4, "pairs": []}
-    found = verdict_of([one], nodes=["node00"], engine="mpi", backend="gloo", ranks=4, minutes=1.0)
-    assert [each.status for each in found.findings["node00"]] == [Status.ERROR]
+    links = record("none", nodes=4)
+    links["values"] |= {"names": ["node00"], "rank_nodes": [0] * 4, "pairs": []}
+    judgement = verdict_of([links], nodes=["node00"], engine="mpi", backend="gloo", ranks=4, minutes=1.0)
+    assert [each.status for each in judgement.findings["node00"]] == [Status.ERROR]
 
 
 def test_a_healthy_node_has_the_median_rate_of_its_exchanges_as_a_figure() -> None:
-    found = verdict(record("slow NIC"))
-    figures = {name: [one.figure for one in several if one.figure] for name, several in found.findings.items()}
+    judgement = verdict(record("slow NIC"))
+    figures = {
+        name: [finding.figure for finding in several if finding.figure] for name, several in judgement.findings.items()
+    }
     assert {name for name, several in figures.items() if several} == set(names(6)) - {"node02"}
-    assert {one.metric for several in figures.values() for one in several} == {"fabric_exchange"}
+    assert {figure.metric for several in figures.values() for figure in several} == {"fabric_exchange"}
 
 
 def test_a_node_below_its_baseline_is_named() -> None:
-    one = record("none")
-    usual = one["values"]["usual_gb_per_s"]
+    links = record("none")
+    usual = links["values"]["usual_gb_per_s"]
     earlier = Baseline("before.json", {("fabric_exchange", "node", SIZE): 2 * usual})
     expects = {"node03": Expectation().with_baseline(earlier)}
-    found = verdict_of([one], nodes=names(6), engine="ssh", backend="nccl", ranks=6, minutes=1.0, expects=expects)
-    failed = {name for name, several in found.findings.items() for each in several if each.status is Status.FAIL}
+    judgement = verdict_of([links], nodes=names(6), engine="ssh", backend="nccl", ranks=6, minutes=1.0, expects=expects)
+    failed = {name for name, several in judgement.findings.items() for each in several if each.status is Status.FAIL}
     assert failed == {"node03"}
 
 
@@ -204,10 +220,10 @@ JSON = st.recursive(
 @settings(max_examples=effort(60, 5000), deadline=None)
 def test_hostile_records_are_findings_or_ignored(given_records: list[tuple[str, Any, Any]]) -> None:
     records = [{"record": name, "values": values, "error": error} for name, values, error in given_records]
-    found = verdict(*records, nodes=2)
-    assert found.report is not None
-    found.report.model_dump_json()
-    assert set(names(2)) <= set(found.findings)
+    judgement = verdict(*records, nodes=2)
+    assert judgement.report is not None
+    judgement.report.model_dump_json()
+    assert set(names(2)) <= set(judgement.findings)
 
 
 def test_saved_records_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
