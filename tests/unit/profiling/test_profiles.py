@@ -84,7 +84,7 @@ def as_torch(planted: Planted) -> ProfileActivity:
         }[kind]
         return {"ph": "X", "cat": category, "name": shown, "tid": 1, "ts": start, "dur": duration, "args": arguments}
 
-    return torch_trace.parse(json.dumps({"traceEvents": [event(*one) for one in planted.events]}))
+    return torch_trace.parse(json.dumps({"traceEvents": [event(*row) for row in planted.events]}))
 
 
 def as_nsys(planted: Planted, path: Path) -> ProfileActivity:
@@ -121,8 +121,8 @@ def as_nsys(planted: Planted, path: Path) -> ProfileActivity:
     return nsys.parse(path)
 
 
-def looked_at(found: ProfileActivity) -> set[str]:
-    return {row.pattern for row in patterns(found, RunNotes()) if row.status == "look"}
+def looked_at(activity: ProfileActivity) -> set[str]:
+    return {row.pattern for row in patterns(activity, RunNotes()) if row.status == "look"}
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_the_planted_pattern_is_the_named_one_in_both_formats(
 ) -> None:
     of_torch, of_nsys = as_torch(planted), as_nsys(planted, tmp_path / "profile.sqlite")
     assert looked_at(of_torch) == looked_at(of_nsys) == named
-    for one, other in zip(patterns(of_torch, RunNotes()), patterns(of_nsys, RunNotes()), strict=True):
-        assert (one.pattern, one.status) == (other.pattern, other.status)
-        assert one.value == pytest.approx(other.value, rel=1e-3)
+    for torch_row, nsys_row in zip(patterns(of_torch, RunNotes()), patterns(of_nsys, RunNotes()), strict=True):
+        assert (torch_row.pattern, torch_row.status) == (nsys_row.pattern, nsys_row.status)
+        assert torch_row.value == pytest.approx(nsys_row.value, rel=1e-3)
     assert all(row.change for row in patterns(of_nsys, RunNotes()) if row.status == "look")
 
 
@@ -177,26 +177,26 @@ def test_pageable_memory_is_the_cause_of_slow_copies() -> None:
     ],
 )
 def test_why_a_loader_is_slow(single: bool, notes: dict[str, Any], cause: str, change: str) -> None:
-    found = ProfileActivity(1.0, loading=[(0.0, 0.9)], single_process=single)
-    (row,) = [row for row in patterns(found, RunNotes(window_s=1.0, **notes)) if row.pattern == "data loading"]
+    activity = ProfileActivity(1.0, loading=[(0.0, 0.9)], single_process=single)
+    (row,) = [row for row in patterns(activity, RunNotes(window_s=1.0, **notes)) if row.pattern == "data loading"]
     assert (row.status, cause in row.cause, change in row.change) == ("look", True, True), row
 
 
 def test_operations_are_counted_without_those_that_they_call() -> None:
     events = [("aten::linear", 0, 100), ("aten::addmm", 10, 80), ("aten::relu", 100, 50)]
     rows = [{"ph": "X", "cat": "cpu_op", "name": name, "tid": 1, "ts": ts, "dur": dur} for name, ts, dur in events]
-    found = torch_trace.parse(json.dumps({"traceEvents": rows}))
-    assert found.operations == pytest.approx({"aten::linear": 20e-6, "aten::addmm": 80e-6, "aten::relu": 50e-6})
+    activity = torch_trace.parse(json.dumps({"traceEvents": rows}))
+    assert activity.operations == pytest.approx({"aten::linear": 20e-6, "aten::addmm": 80e-6, "aten::relu": 50e-6})
 
 
 def test_intervals_against_a_slow_definition() -> None:
     chance = random.Random(1)  # noqa: S311
     for _ in range(200):
         sets = [[(start, start + chance.randrange(6)) for start in chance.choices(range(40), k=5)] for _ in range(2)]
-        points = [{point for start, end in one for point in range(start, end)} for one in sets]
-        one, other = map(merged, sets)
-        assert (length(one), length(other)) == (len(points[0]), len(points[1]))
-        assert common(one, other) == len(points[0] & points[1])
+        points = [{point for start, end in intervals for point in range(start, end)} for intervals in sets]
+        first, second = map(merged, sets)
+        assert (length(first), length(second)) == (len(points[0]), len(points[1]))
+        assert common(first, second) == len(points[0] & points[1])
 
 
 def test_stacks_of_py_spy() -> None:
@@ -218,8 +218,8 @@ def damaged(text: str) -> Iterable[str]:
     chance = random.Random(2)  # noqa: S311
     yield from ("", "[]", "{}", "null", '{"traceEvents": 5}', '{"traceEvents": [{"ph": "X"}]}', text[: len(text) // 2])
     for _ in range(60):
-        place = chance.randrange(len(text))
-        yield text[:place] + chance.choice('x"{}[]9-') + text[place + chance.randrange(3) :]
+        index = chance.randrange(len(text))
+        yield text[:index] + chance.choice('x"{}[]9-') + text[index + chance.randrange(3) :]
 
 
 def test_a_damaged_file_is_refused_with_one_line_or_read(tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ def test_a_kernel_that_forbids_to_trace_is_the_reason(scope: str, user: str, for
 def test_restricted_counters_are_a_remark() -> None:
     version = "NVIDIA Nsight Systems version 2025.3.1.90"
     for line, remarks in (("RmProfilingAdminOnly: 1", 2), ("RmProfilingAdminOnly: 0", 1)):
-        reason, found = running.usable(Restricted(nsys=version, params=line), ("true",), "nsys")
-        assert (reason, found[0], len(found)) == (None, version, remarks)
+        reason, notes = running.usable(Restricted(nsys=version, params=line), ("true",), "nsys")
+        assert (reason, notes[0], len(notes)) == (None, version, remarks)
 
 
 class FakeTorch:
