@@ -115,9 +115,9 @@ def csv_lines(document: TopDocument, *, header: bool) -> str:
 def _cells(gpu: TopGpu) -> Iterator[object]:
     yield from (getattr(gpu, name) for name in _OF_GPU)
     yield None if gpu.slowdowns is None else " ".join(gpu.slowdowns)
-    yield " ".join(f"{one.xid}x{one.count}" for one in gpu.xids)
+    yield " ".join(f"{xid.xid}x{xid.count}" for xid in gpu.xids)
     for of in ("user", "container", "slurm_job"):
-        yield " ".join(sorted({text for one in gpu.processes if (text := getattr(one, of))}))
+        yield " ".join(sorted({text for process in gpu.processes if (text := getattr(process, of))}))
 
 
 def _inert(cell: object) -> object:

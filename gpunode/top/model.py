@@ -90,13 +90,13 @@ class NodeModel:
         self._simulated = samples.document_line(text).get("simulated") is True
 
     def _read_g(self, text: str, now: float) -> None:
-        found = samples.gpu_line(text, now)
-        if found is None:
+        reading = samples.gpu_line(text, now)
+        if reading is None:
             return
-        identity, sample = found
+        identity, sample = reading
         if identity.uuid.startswith("["):
             # A GPU that is lost may not report its identity.
-            known = [one.identity for one in self._gpus.values() if one.identity.index == identity.index]
+            known = [gpu.identity for gpu in self._gpus.values() if gpu.identity.index == identity.index]
             identity = known[0] if known else identity
         gpu = self._gpus.get(identity.uuid)
         if gpu is None:
@@ -113,33 +113,33 @@ class NodeModel:
         self.set_status("live")
 
     def _read_t(self, text: str, now: float) -> None:
-        found = samples.pcie_line(text, now)
-        if found is not None:
+        pcie = samples.pcie_line(text, now)
+        if pcie is not None:
             for gpu in self._gpus.values():
-                if gpu.identity.index == found[0]:
-                    gpu.pcie.append(found[1])
+                if gpu.identity.index == pcie[0]:
+                    gpu.pcie.append(pcie[1])
 
     def _read_a(self, text: str, now: float) -> None:
-        found = samples.app_line(text)
-        if found is not None and (found[:2] in self._apps or len(self._apps) < PROCESSES_MOST):
-            self._apps[found[:2]] = (found[2], self._apps.get(found[:2], (None, now))[1], now)
+        app = samples.app_line(text)
+        if app is not None and (app[:2] in self._apps or len(self._apps) < PROCESSES_MOST):
+            self._apps[app[:2]] = (app[2], self._apps.get(app[:2], (None, now))[1], now)
 
     def _read_k(self, text: str, _: float) -> None:
-        found = samples.xid_line(text)
-        if found is not None and (found[0] in self._xids or len(self._xids) < GPUS_MOST):
-            counter = self._xids.setdefault(found[0], Counter())
-            if found[1] in counter or len(counter) < XIDS_MOST:
-                counter[found[1]] += 1
+        xid = samples.xid_line(text)
+        if xid is not None and (xid[0] in self._xids or len(self._xids) < GPUS_MOST):
+            counter = self._xids.setdefault(xid[0], Counter())
+            if xid[1] in counter or len(counter) < XIDS_MOST:
+                counter[xid[1]] += 1
 
     def _read_p(self, text: str, _: float) -> None:
-        found = samples.owner_line(text)
-        if found is not None and (found[0] in self._owners or len(self._owners) < PROCESSES_MOST):
-            self._owners[found[0]] = found[1]
+        owner = samples.owner_line(text)
+        if owner is not None and (owner[0] in self._owners or len(self._owners) < PROCESSES_MOST):
+            self._owners[owner[0]] = owner[1]
 
     def _read_c(self, text: str, _: float) -> None:
-        found = samples.numbers_line(text, 3)
-        if found is not None and found[2] > 0:
-            self._cost = (found[0] + found[1], found[2])
+        numbers = samples.numbers_line(text, 3)
+        if numbers is not None and numbers[2] > 0:
+            self._cost = (numbers[0] + numbers[1], numbers[2])
 
     def _read_e(self, text: str, now: float) -> None:
         kind, _, reason = text.partition(",")
@@ -171,7 +171,7 @@ class NodeModel:
         self._forget(now)
         gpus = sorted(self._gpus.values(), key=lambda gpu: (gpu.identity.index, gpu.identity.uuid))
         windows = [self._window(gpu, now) for gpu in gpus]
-        found = verdicts(windows, self._window_s)
+        gpu_verdicts = verdicts(windows, self._window_s)
         live = self._status == "live"
         return TopNode(
             host=self.host,
@@ -181,7 +181,7 @@ class NodeModel:
             simulated=self._simulated,
             latency_ms=None if self._latency_s is None or not live else round(1000 * self._latency_s, 1),
             cost_percent=None if self._cost is None else round(100 * self._cost[0] / self._cost[1], 2),
-            gpus=tuple(map(self._gpu, gpus, found)) if live else (),
+            gpus=tuple(map(self._gpu, gpus, gpu_verdicts)) if live else (),
         )
 
     def _silence(self, now: float) -> str:
@@ -226,7 +226,7 @@ class NodeModel:
 
     def _gpu(self, gpu: _Gpu, verdict: GpuVerdict) -> TopGpu:
         last = gpu.samples[-1] if gpu.samples else gpu.first
-        loads = [one.utilization_percent for one in gpu.samples if one.utilization_percent is not None]
+        loads = [sample.utilization_percent for sample in gpu.samples if sample.utilization_percent is not None]
         pcie = gpu.pcie[-1] if gpu.pcie else None
         xids = self._xids.get(gpu.identity.slot, Counter())
         return TopGpu(

@@ -194,9 +194,9 @@ def document_line(text: str) -> dict[str, Any]:
 
 def numbers_line(text: str, count: int) -> tuple[float, ...] | None:
     """Return the numbers of a line, separated by commas; None unless it has as many as expected."""
-    found = [_number(cell.strip()) for cell in text.split(",", count)]
+    numbers = [_number(cell.strip()) for cell in text.split(",", count)]
     return (
-        tuple(number for number in found if number is not None)
-        if len(found) == count and all(number is not None for number in found)
+        tuple(number for number in numbers if number is not None)
+        if len(numbers) == count and all(number is not None for number in numbers)
         else None
     )

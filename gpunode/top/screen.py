@@ -257,7 +257,7 @@ def _pcie(gpu: TopGpu) -> str:
 
 
 def _errors(gpus: Sequence[TopGpu]) -> str:
-    xids = sorted({one.xid for gpu in gpus for one in gpu.xids})
+    xids = sorted({xid.xid for gpu in gpus for xid in gpu.xids})
     corrected = sum(gpu.corrected_new or 0 for gpu in gpus)
     uncorrected = sum(gpu.uncorrected_new or 0 for gpu in gpus)
     parts = [f"Xid {'+'.join(map(str, xids))}" if xids else "", f"{uncorrected} ECC" if uncorrected else ""]
@@ -266,11 +266,11 @@ def _errors(gpus: Sequence[TopGpu]) -> str:
 
 
 def _jobs(gpus: Sequence[TopGpu]) -> str:
-    found = set()
+    jobs = set()
     for process in (process for gpu in gpus for process in gpu.processes):
         job = f"job {process.slurm_job}" if process.slurm_job else process.container
-        found.add(" ".join(part for part in (process.user, job) if part) or f"pid {process.pid}")
-    return ", ".join(sorted(found))
+        jobs.add(" ".join(part for part in (process.user, job) if part) or f"pid {process.pid}")
+    return ", ".join(sorted(jobs))
 
 
 def _processes(gpu: TopGpu) -> Iterable[str]:

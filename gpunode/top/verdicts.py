@@ -90,10 +90,10 @@ class GpuWindow:
 
 def verdicts(windows: Sequence[GpuWindow], window_s: float) -> list[GpuVerdict]:
     """Return the verdict of each GPU of a node. GPUs of one owner are siblings: they should be used alike."""
-    found = [gpu_verdict(window, window_s) for window in windows]
+    gpu_verdicts = [gpu_verdict(window, window_s) for window in windows]
     return [
         _heavier(window, windows) or verdict if verdict.kind is VerdictKind.GOOD else verdict
-        for window, verdict in zip(windows, found, strict=True)
+        for window, verdict in zip(windows, gpu_verdicts, strict=True)
     ]
 
 
@@ -158,7 +158,7 @@ def _share_at_rest(samples: Sequence[GpuSample]) -> float | None:
 
 
 def _stuck(samples: Sequence[GpuSample], loads: Sequence[float], share: float) -> GpuVerdict | None:
-    memory = max((one.memory_utilization_percent or 0.0 for one in samples), default=0.0)
+    memory = max((sample.memory_utilization_percent or 0.0 for sample in samples), default=0.0)
     if min(loads) < STUCK_USED.value or memory > STUCK_MEMORY.value:
         return None
     text = f"{min(loads):.0f} % at {100 * share:.0f} % of the power limit: does a collective hang?"
@@ -180,11 +180,11 @@ def _pcie_bound(window: GpuWindow, mean: float) -> GpuVerdict | None:
 
 def _heavier(window: GpuWindow, windows: Sequence[GpuWindow]) -> GpuVerdict | None:
     """Return the verdict for the first GPU of a job, if it holds more memory than each of the job's others."""
-    others = [one for one in windows if one.index != window.index and one.owners & window.owners and one.samples]
-    if not others or any(one.index < window.index for one in others):
+    others = [peer for peer in windows if peer.index != window.index and peer.owners & window.owners and peer.samples]
+    if not others or any(peer.index < window.index for peer in others):
         return None
     last = window.samples[-1]
-    used = [one.samples[-1].memory_used_mib for one in others]
+    used = [peer.samples[-1].memory_used_mib for peer in others]
     known = [value for value in used if value is not None]
     if last.memory_used_mib is None or last.memory_total_mib is None or not known:
         return None
