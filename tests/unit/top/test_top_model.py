@@ -61,13 +61,15 @@ def test_a_node_with_its_processes(node: NodeModel, clock: Clock) -> None:
     beat = node.beat()
     clock.now += 0.5
     node.feed(f"B {beat}")
-    found = sampled(node, clock, 1, corrected=3)
-    assert (found.status, found.simulated, found.reason) == ("live", True, None)
-    assert (found.latency_ms, found.cost_percent) == (250.0, 0.5)
-    first, second = found.gpus
+    snapshot = sampled(node, clock, 1, corrected=3)
+    assert (snapshot.status, snapshot.simulated, snapshot.reason) == ("live", True, None)
+    assert (snapshot.latency_ms, snapshot.cost_percent) == (250.0, 0.5)
+    first, second = snapshot.gpus
     assert (first.verdict, first.reason) == ("-", "2 of 30 s sampled"), "since its process is listed"
     assert (first.utilization_percent, first.corrected_new, first.uncorrected_new) == (97, 3, 0)
-    assert [(one.pid, one.user, one.slurm_job, one.memory_mib) for one in first.processes] == [(7, "ada", "41", 512)]
+    assert [(process.pid, process.user, process.slurm_job, process.memory_mib) for process in first.processes] == [
+        (7, "ada", "41", 512)
+    ]
     assert (second.processes, second.pcie_received_gb_per_s, second.pcie_sent_gb_per_s) == ((), 2.048, 0.003)
     # A process that is not listed any more is gone.
     assert sampled(node, clock, 10).gpus[0].processes == ()
@@ -77,8 +79,8 @@ def test_xids_belong_to_their_gpu(node: NodeModel, clock: Clock) -> None:
     sampled(node, clock)
     for number in (79, 31, 31):
         node.feed(f"K <3>[ 5.1] NVRM: Xid (PCI:0000:11:00): {number}, pid=7, x")
-    found = sampled(node, clock, 1)
-    assert [[(one.xid, one.count) for one in each.xids] for each in found.gpus] == [[], [(31, 2), (79, 1)]]
+    snapshot = sampled(node, clock, 1)
+    assert [[(xid.xid, xid.count) for xid in each.xids] for each in snapshot.gpus] == [[], [(31, 2), (79, 1)]]
 
 
 def test_silence_and_the_end_of_nvidia_smi_have_a_reason_and_a_time(node: NodeModel, clock: Clock) -> None:
@@ -86,12 +88,12 @@ def test_silence_and_the_end_of_nvidia_smi_have_a_reason_and_a_time(node: NodeMo
     clock.now += 6
     assert node.snapshot().status == "live"
     clock.now += 20
-    found = node.snapshot()
-    assert (found.status, found.gpus) == ("silent", ())
-    assert "the node or the connection hangs" in str(found.reason)
+    snapshot = node.snapshot()
+    assert (snapshot.status, snapshot.gpus) == ("silent", ())
+    assert "the node or the connection hangs" in str(snapshot.reason)
     node.feed("B 1")
     assert "the node answers, nvidia-smi hangs" in str(node.snapshot().reason)
-    since = found.since
+    since = snapshot.since
     node.feed("E G,Failed to initialize NVML: Driver/library version mismatch")
     clock.now += 60
     assert "mismatch" in str(node.snapshot().reason)
@@ -103,8 +105,8 @@ def test_silence_and_the_end_of_nvidia_smi_have_a_reason_and_a_time(node: NodeMo
 
 def test_one_gpu_that_is_listed_no_more_is_lost(node: NodeModel, clock: Clock) -> None:
     sampled(node, clock, gpus=2)
-    found = sampled(node, clock, 20, gpus=1)
-    assert [each.verdict for each in found.gpus] == ["ok", "lost"]
+    snapshot = sampled(node, clock, 20, gpus=1)
+    assert [each.verdict for each in snapshot.gpus] == ["ok", "lost"]
 
 
 def test_a_lost_gpu_without_identity_keeps_its_row(node: NodeModel, clock: Clock) -> None:
@@ -112,15 +114,15 @@ def test_a_lost_gpu_without_identity_keeps_its_row(node: NodeModel, clock: Clock
     clock.now += 1
     node.feed(gpu(0))
     node.feed("G 1, " + ", ".join(["[GPU is lost]"] * 17))
-    found = node.snapshot()
-    assert [(each.uuid, each.verdict) for each in found.gpus] == [("GPU-0", "ok"), ("GPU-1", "lost")]
+    snapshot = node.snapshot()
+    assert [(each.uuid, each.verdict) for each in snapshot.gpus] == [("GPU-0", "ok"), ("GPU-1", "lost")]
 
 
 def test_what_is_missing_is_named(node: NodeModel, clock: Clock) -> None:
     node.feed("E K,dmesg: read kernel buffer failed: Operation not permitted")
-    found = sampled(node, clock)
-    assert found.status == "live"
-    assert found.reason == "no Xids: dmesg: read kernel buffer failed: Operation not permitted"
+    snapshot = sampled(node, clock)
+    assert snapshot.status == "live"
+    assert snapshot.reason == "no Xids: dmesg: read kernel buffer failed: Operation not permitted"
 
 
 def lines(draw: random.Random) -> str:
@@ -154,17 +156,17 @@ def test_a_hostile_stream_is_bounded_and_its_document_obeys(clock: Clock) -> Non
         for _ in range(effort(2500, 20000)):
             clock.now += draw.choice([0, 0, 0.001, 0.1])
             node.feed(lines(draw))
-        found = node.snapshot()
-        document = TopDocument(at="2026-11-23T20:00:00Z", interval_s=1, window_s=30.0, nodes=(found,))
+        snapshot = node.snapshot()
+        document = TopDocument(at="2026-11-23T20:00:00Z", interval_s=1, window_s=30.0, nodes=(snapshot,))
         text = document.as_json()
         assert "\n" not in text
         assert "\x1b" not in text
-        assert len(found.gpus) <= model.GPUS_MOST
-        assert sum(len(each.processes) for each in found.gpus) <= model.PROCESSES_MOST
-        assert all(len(each.xids) <= model.XIDS_MOST for each in found.gpus)
+        assert len(snapshot.gpus) <= model.GPUS_MOST
+        assert sum(len(each.processes) for each in snapshot.gpus) <= model.PROCESSES_MOST
+        assert all(len(each.xids) <= model.XIDS_MOST for each in snapshot.gpus)
         validator.validate(json.loads(text))
         rows = csv_lines(document, header=True).splitlines()
-        assert len(rows) == 1 + max(1, len(found.gpus))
+        assert len(rows) == 1 + max(1, len(snapshot.gpus))
         assert rows[0].split(",") == list(COLUMNS)
         assert not any(cell.startswith("=") for row in rows for cell in row.split(","))
 

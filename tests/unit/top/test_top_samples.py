@@ -20,9 +20,9 @@ H100 = (
 
 
 def test_a_gpu() -> None:
-    found = samples.gpu_line(H100, 5.0)
-    assert found is not None
-    identity, sample = found
+    reading = samples.gpu_line(H100, 5.0)
+    assert reading is not None
+    identity, sample = reading
     assert identity == SampledGpu(0, "GPU-00000000-0000-0000-0000-000000000000", "0000:1b:00", "NVIDIA H100 80GB HBM3")
     assert (sample.at, sample.utilization_percent, sample.power_w, sample.power_limit_w) == (5.0, 100, 631.95, 700)
     assert (sample.memory_used_mib, sample.memory_total_mib, sample.temperature_c) == (70210, 81559, 59)
@@ -43,15 +43,15 @@ def test_the_fields_are_those_of_the_line() -> None:
 )
 def test_what_is_no_number_is_not_reported(word: str) -> None:
     identity, *rest = H100.split(", ", 4)[0], *H100.split(", ")[1:4]
-    found = samples.gpu_line(", ".join([identity, *rest, *[word] * 14]), 0.0)
-    assert found is not None
-    assert found[1] == samples.GpuSample(0.0)
+    reading = samples.gpu_line(", ".join([identity, *rest, *[word] * 14]), 0.0)
+    assert reading is not None
+    assert reading[1] == samples.GpuSample(0.0)
 
 
 def test_a_lost_gpu() -> None:
-    found = samples.gpu_line("3, GPU-x, 00000000:1B:00.0, NVIDIA H100" + ", [GPU is lost]" * 14, 0.0)
-    assert found is not None
-    assert found[1].lost
+    reading = samples.gpu_line("3, GPU-x, 00000000:1B:00.0, NVIDIA H100" + ", [GPU is lost]" * 14, 0.0)
+    assert reading is not None
+    assert reading[1].lost
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_damaged_lines_raise_nothing_and_print_safely() -> None:
     for _ in range(effort(1500, 40000)):
         text = list(draw.choice(whole))
         for _ in range(draw.randint(0, 6)):
-            place = draw.randrange(len(text) + 1)
-            text[place : place + draw.randint(0, 3)] = draw.choices(ALPHABET, k=draw.randint(0, 5))
+            index = draw.randrange(len(text) + 1)
+            text[index : index + draw.randint(0, 3)] = draw.choices(ALPHABET, k=draw.randint(0, 5))
         for parse in PARSERS:
-            found = parse("".join(text))
-            understood += found is not None
-            assert all(word.isprintable() and len(word) <= 64 for word in words_of(found))
+            reading = parse("".join(text))
+            understood += reading is not None
+            assert all(word.isprintable() and len(word) <= 64 for word in words_of(reading))
     assert understood > 200

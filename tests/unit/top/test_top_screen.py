@@ -90,7 +90,7 @@ def test_forty_columns_show_node_gpu_load_and_verdict() -> None:
 
 
 def test_the_most_urgent_row_is_first_and_keys_change_the_order() -> None:
-    one = document(
+    top_document = document(
         node("gpu-10", gpu(0), gpu(1, "stuck", reason="hangs")),
         node("gpu-2", gpu(0, "free", utilization_percent=0.0)),
         node("gpu-3", status="failed", reason="unreachable: x"),
@@ -98,7 +98,7 @@ def test_the_most_urgent_row_is_first_and_keys_change_the_order() -> None:
     view = View()
 
     def first() -> list[str]:
-        return [" ".join(line.text.split()[:2]) for line in draw(one, view, 150, 20)[2:-1]]
+        return [" ".join(line.text.split()[:2]) for line in draw(top_document, view, 150, 20)[2:-1]]
 
     assert first() == ["gpu-3 failed", "gpu-10 1", "gpu-2 0", "gpu-10 0"]
     assert press(view, "s")

@@ -148,19 +148,23 @@ def generated(number: int) -> Iterator[tuple[random.Random, GpuWindow]]:
 
 def test_noisy_loads_never_contradict_their_verdict() -> None:
     seen = set()
-    for _, one in generated(effort(1500, 50000)):
-        verdict = gpu_verdict(one, WINDOW_S)
+    for _, window in generated(effort(1500, 50000)):
+        verdict = gpu_verdict(window, WINDOW_S)
         seen.add(verdict.kind)
-        loads = [sample.utilization_percent for sample in one.samples if sample.utilization_percent is not None]
+        loads = [sample.utilization_percent for sample in window.samples if sample.utilization_percent is not None]
         mean = sum(loads) / len(loads) if loads else None
         if verdict.kind is VerdictKind.STARVING:
             assert mean is not None
             assert mean < 70
         elif verdict.kind is VerdictKind.PCIE_BOUND:
             assert mean is not None
-            shares = [one.power_w / one.power_limit_w for one in one.samples if one.power_w and one.power_limit_w]
+            shares = [
+                sample.power_w / sample.power_limit_w
+                for sample in window.samples
+                if sample.power_w and sample.power_limit_w
+            ]
             assert mean < 80 or max(shares) <= 0.35
-            assert len(one.pcie) >= 2
+            assert len(window.pcie) >= 2
         elif verdict.kind is VerdictKind.STUCK:
             assert min(loads) >= 99
         elif verdict.kind is VerdictKind.IDLE:
@@ -171,5 +175,5 @@ def test_noisy_loads_never_contradict_their_verdict() -> None:
             assert mean is not None
             assert mean >= 70
         elif verdict.kind is VerdictKind.THROTTLED:
-            assert any("heat" in (sample.slowdowns or ()) for sample in one.samples)
+            assert any("heat" in (sample.slowdowns or ()) for sample in window.samples)
     assert seen >= set(VerdictKind) - {VerdictKind.HEAVIER, VerdictKind.STUCK}
