@@ -94,7 +94,9 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             )
         done = outcome if isinstance(outcome, dict) and outcome.get("token") == token else {}
         files = ", ".join(map(str, done.get("restored") or [])) or "no file"
-        failed = "".join(f"; failed, and tried again by the node: {one}" for one in map(str, done.get("failed") or []))
+        failed = "".join(
+            f"; failed, and tried again by the node: {message}" for message in map(str, done.get("failed") or [])
+        )
         raise AnsibleActionFail(
             f"{self.host}: the change {name} was reverted {done.get('by', 'on the node')}, because no new login worked "
             f"with it: {failure}. Restored: {files}{failed}. A new login works again"

@@ -36,5 +36,5 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if not isinstance(entries, list):
             return entries is not None
         return any(
-            phase is None or not isinstance(one, Mapping) or one.get("phase") in (None, phase) for one in entries
+            phase is None or not isinstance(entry, Mapping) or entry.get("phase") in (None, phase) for entry in entries
         )

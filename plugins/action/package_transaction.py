@@ -21,8 +21,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         """Run the action."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.begin(task_vars)
-        given = plain(self._task.args)
-        arguments = {**(given.pop("change", None) or {}), **given}
+        options = plain(self._task.args)
+        arguments = {**(options.pop("change", None) or {}), **options}
         if not self._task.check_mode:
             self.node.forget("state")
             return {**result, **self.call("package_transaction", arguments), **self.invocation()}

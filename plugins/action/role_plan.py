@@ -92,8 +92,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             # The tasks that follow change the node: the next plan collects its state again.
             self.node.set_aside("state")
             self.node.keep("begun", "")
-        own = own_tasks(role, removes)
-        change = [str(COMMON / "removal.yml") if removes else own] if pending else []
+        tasks_file = own_tasks(role, removes)
+        change = [str(COMMON / "removal.yml") if removes else tasks_file] if pending else []
         self.fail_with_problems(manifest)
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = shown(*manifest.notes, *manifest.refusals)
@@ -101,7 +101,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             **result,
             "changed": False,
             "pending": pending,
-            "own_tasks": own,
+            "own_tasks": tasks_file,
             "tasks": [*change, *([after] if after else [])],
             "pending_reasons": shown(*manifest.pending_reasons),
             "reboot_reasons": list(manifest.reboot_reasons),
@@ -119,15 +119,15 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 
     def selected(self, role: str, tags: Iterable[str] | None = None) -> bool:
         """Return whether the run includes a part of the role, by its tags and those of the task (of its play)."""
-        own = {*(self._task.tags if tags is None else tags)} - {"always"}
+        own_tags = {*(self._task.tags if tags is None else tags)} - {"always"}
         skipped = {*(self.task_vars.get("ansible_skip_tags") or ())}
         requested = {*(self.task_vars.get("ansible_run_tags") or ("all",))}
-        return not skipped & {role, *own} and bool(requested & {"all", "tagged", *own, *role_tags(role)})
+        return not skipped & {role, *own_tags} and bool(requested & {"all", "tagged", *own_tags, *role_tags(role)})
 
     def site_file(self, role: str, name: str, settings: dict[str, Any]) -> str:
         """Return the path of a task file that the site includes before or after a role; empty: none."""
-        given = "" if settings.get("state") == "keep" else str(settings.get(name) or "")
-        return str(self.site_path(f"{role}_{name}", given))
+        requested = "" if settings.get("state") == "keep" else str(settings.get(name) or "")
+        return str(self.site_path(f"{role}_{name}", requested))
 
     def refuse(self, manifest: Manifest) -> None:
         """Raise AnsibleActionFail with all reasons why the node must not be changed."""
@@ -139,8 +139,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def fail_with_problems(self, manifest: Manifest) -> None:
         """Raise AnsibleActionFail with what the named field of the result reports; not in check mode."""
         name = str(self._task.args.get("problems") or "")
-        if name and not self._task.check_mode and (found := getattr(manifest.result, name)):
-            raise AnsibleActionFail("; ".join(shown(*([found] if isinstance(found, str) else found))))
+        if name and not self._task.check_mode and (problems := getattr(manifest.result, name)):
+            raise AnsibleActionFail("; ".join(shown(*([problems] if isinstance(problems, str) else problems))))
 
     def refuse_unfit(self, role: str) -> None:
         """Raise AnsibleActionFail if preflight refuses the node; a role that is used alone runs no preflight before."""
@@ -158,7 +158,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         In a play with preflight alone these are those of ``gpunode_roles``.
         """
         known = self.settings(GATE)["gpunode_roles"]
-        listed = [(one.get_name(include_role_fqcn=False), one.tags) for one in self.play_roles()]
+        listed = [(play_role.get_name(include_role_fqcn=False), play_role.tags) for play_role in self.play_roles()]
         here = {name for name, tags in listed if name in known and name != GATE and self.selected(name, tags)}
         if role != GATE:
             here.add(role)
@@ -192,10 +192,10 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 manifest = PLANS[role](state, settings, context)
             except GpunodeError as err:
                 raise AnsibleActionFail(*shown(f"{self.host}: role {role}: {err}")) from None
-            asked = {name: one for name, one in manifest.questions.items() if name not in answers}
-            if not asked or manifest.refusals:
+            questions = {name: query for name, query in manifest.questions.items() if name not in answers}
+            if not questions or manifest.refusals:
                 return compared(offline(manifest) if context.image else manifest, state)
-            answers.update(self.answers(asked))
+            answers.update(self.answers(questions))
             context = context.with_answers(answers)
         raise AnsibleActionFail(
             f"{self.host}: role {role}: the plan needed more than {ROUNDS} rounds: report this as a bug"
@@ -204,16 +204,16 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def answers(self, questions: dict[str, NodeQuery]) -> dict[str, Any]:
         """Return the node's answers; a question that was answered in this run is not asked again."""
         digests = {
-            name: hashlib.sha256(json.dumps([one.kind, one.body], sort_keys=True).encode()).hexdigest()[:24]
-            for name, one in questions.items()
+            name: hashlib.sha256(json.dumps([query.kind, query.body], sort_keys=True).encode()).hexdigest()[:24]
+            for name, query in questions.items()
         }
-        found = {name: self.node.read(f"answer-{digest}") for name, digest in digests.items()}
-        for name in [name for name, answer in found.items() if answer is None]:
-            one = questions[name]
-            answer = self.call("node_query", {"kind": one.kind, "question": one.body})
-            found[name] = json.loads(str(answer["answer"]))
-            self.node.keep(f"answer-{digests[name]}", json.dumps(found[name]))
-        return found
+        answers = {name: self.node.read(f"answer-{digest}") for name, digest in digests.items()}
+        for name in [name for name, answer in answers.items() if answer is None]:
+            query = questions[name]
+            answer = self.call("node_query", {"kind": query.kind, "question": query.body})
+            answers[name] = json.loads(str(answer["answer"]))
+            self.node.keep(f"answer-{digests[name]}", json.dumps(answers[name]))
+        return answers
 
     def restarts(self, role: str, manifest: Manifest) -> dict[str, str]:
         """Return the units with a deferred restart and the reasons, of all roles of this run."""
@@ -233,7 +233,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 
 def shown(*texts: str) -> list[str]:
     """Return texts for the output of the run, without the user information of URLs."""
-    return [covered(printable(one)) for one in texts]
+    return [covered(printable(text)) for text in texts]
 
 
 def own_tasks(role: str, removes: bool) -> str:

@@ -45,28 +45,28 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 
     def brought(self, unit: Mapping[str, Any], *, reload: bool) -> list[str]:
         """Set one unit; return what was changed, one line each."""
-        given = {name: unit[name] for name in ("name", "enabled", "state") if unit.get(name) is not None}
+        arguments = {name: unit[name] for name in ("name", "enabled", "state") if unit.get(name) is not None}
         act = not self._task.check_mode
         if act and unit.get("state") == "restarted":
             self.prepare(unit)
         call = partial(self.answered, "ansible.builtin.systemd_service", keys={"status": "dict"})
-        answer = call({**given, "daemon_reload": reload})
+        answer = call({**arguments, "daemon_reload": reload})
         if act and answer.get("failed") and unit.get("state") == "started":
             # If it failed several times with the file that this run repaired, systemd refuses to start it again.
             self.printed(["systemctl", "reset-failed", unit["name"]])
-            answer = call({**given, "daemon_reload": False})
+            answer = call({**arguments, "daemon_reload": False})
         if answer.get("failed"):
             message = str(answer.get("msg") or "the module reported no reason")
             # In check mode the package of the unit may not be installed yet, and its file not be repaired.
             if self._task.check_mode and message.startswith(NOT_LOADED):
-                return list(steps(given, {}))
-            log = self.logged(str(given.get("name")))
-            raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {message}{log}")
+                return list(steps(arguments, {}))
+            log = self.logged(str(arguments.get("name")))
+            raise AnsibleActionFail(f"{self.host}: {arguments.get('name')}: {message}{log}")
         if act and unit.get("mark") and unit.get("state") in ("restarted", "reloaded"):
             self.call("managed_files", {"files": [{"path": unit["mark"], "content": None}]})
         if not answer.get("changed") or not unit:
             return []
-        return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
+        return list(steps(arguments, answer.get("status") or {})) or [f"change {arguments['name']}"]
 
     def assert_running(self, units: Sequence[str]) -> None:
         """Raise AnsibleActionFail with the log of a unit that was started and has failed since."""

@@ -55,9 +55,9 @@ def findings(
 
 def failed(findings: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return the findings that failed or were not possible, except those that were no better before."""
-    known = {(one["check"], one["component"]): str(one["status"]) for one in before}
-    worst = [dict(one) for one in findings if one["status"] in ("fail", "error")]
-    return [one for one in worst if known.get((one["check"], one["component"])) not in ("fail", one["status"])]
+    known = {(finding["check"], finding["component"]): str(finding["status"]) for finding in before}
+    worst = [dict(finding) for finding in findings if finding["status"] in ("fail", "error")]
+    return [row for row in worst if known.get((row["check"], row["component"])) not in ("fail", row["status"])]
 
 
 def finding_line(finding: Mapping[str, Any]) -> str:

@@ -156,15 +156,15 @@ def offers(options, names):
     One command for all of them: apt reads its whole cache for each. A name with an architecture has one of its own,
     because apt prints that of the node (``libc6:amd64``) without it.
     """
-    found: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
+    by_name: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
     together = [name for name in names if ":" not in name]
-    for asked in (together, *([name] for name in names if ":" in name)):
-        lines = output_of(["apt-cache", *options, "madison", *asked], ANSWER_LIMIT_S).splitlines() if asked else ()
+    for batch in (together, *([name] for name in names if ":" in name)):
+        lines = output_of(["apt-cache", *options, "madison", *batch], ANSWER_LIMIT_S).splitlines() if batch else ()
         for printed, version, location in ([*line.split("|"), ""][:3] for line in lines if line.count("|") >= 1):
-            name = printed.strip().partition(":")[0] if asked is together else asked[0]
-            if name in found:
-                found[name].append((version.strip(), location.strip()))
-    return found
+            name = printed.strip().partition(":")[0] if batch is together else batch[0]
+            if name in by_name:
+                by_name[name].append((version.strip(), location.strip()))
+    return by_name
 
 
 def offered(options, names):
@@ -178,17 +178,17 @@ def restored(options, names, installed):
     ``installed`` is name to version. Examples are dkms from the CUDA repository and rdma-core from the DOCA repository.
     Their epoch or version would keep them above every future version of the distribution.
     """
-    there = sorted(installed.keys() & set(names))
-    if not there:
+    present = sorted(installed.keys() & set(names))
+    if not present:
         return []
     form = "$(REPO_URI)|$(LABEL)"
     targets = output_of(["apt-get", *options, "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
     nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if NVIDIAS.search(line)}
-    found = {
+    choices = {
         name: [version for version, location in rows if location.split()[0].rstrip("/") not in nvidias]
-        for name, rows in offers(options, there).items()
+        for name, rows in offers(options, present).items()
     }
-    return [f"{name}={found[name][0]}" for name in there if found[name] and installed[name] not in found[name]]
+    return [f"{name}={choices[name][0]}" for name in present if choices[name] and installed[name] not in choices[name]]
 
 
 def simulation(options, arguments):
@@ -221,7 +221,7 @@ def refuse_failed_sources(failed, options, versions):
         return
     for name, rows in offers(options, sorted(versions)).items():
         addresses = {location.split()[0].rstrip("/") for version, location in rows if version == versions[name]}
-        errors = [[line for line in failed if re.search(re.escape(one) + r"(?=[/ '\"]|$)", line)] for one in addresses]
+        errors = [[line for line in failed if re.search(re.escape(uri) + r"(?=[/ '\"]|$)", line)] for uri in addresses]
         if addresses and all(errors):
             raise AptError("; ".join(dict.fromkeys(line for lines in errors for line in lines)))
 

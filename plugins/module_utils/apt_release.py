@@ -30,13 +30,13 @@ def patterns(entries):
 
 def lacking(wanted, present):
     """Return the entries of ``install`` that no installed package satisfies."""
-    found = []
+    missing = []
     for entry in wanted:
         name, _, pattern = entry.partition("=")
         version, whole, _held = present.get(name, ("", False, False))
         if not whole or not fnmatch.fnmatchcase(version, pattern or "*"):
-            found.append(entry)
-    return found
+            missing.append(entry)
+    return missing
 
 
 def exactly(options, wanted):
@@ -44,18 +44,18 @@ def exactly(options, wanted):
 
     apt reads patterns by its own rules: it drops a star at the end, and an earlier one then stands for itself.
     """
-    there = offered(options, [entry.partition("=")[0] for entry in wanted])
-    found = []
+    by_name = offered(options, [entry.partition("=")[0] for entry in wanted])
+    entries = []
     for entry in wanted:
         name, _, pattern = entry.partition("=")
-        versions = there[name]
+        versions = by_name[name]
         fits = [version for version in versions if fnmatch.fnmatchcase(version, pattern or "*")]
         if not fits:
             request = f"{name} {pattern}".strip()
             have = ", ".join(versions[:8]) or "no package of that name"
             raise AptError(f"the node's sources do not have {request}; they have {have}")
-        found.append(f"{name}={fits[0]}" if pattern else entry)
-    return found
+        entries.append(f"{name}={fits[0]}" if pattern else entry)
+    return entries
 
 
 def upstream(version):
@@ -67,23 +67,25 @@ def upstream(version):
 def fitting(versions, pattern, release):
     """Return the first version of a release that matches the pattern; None without a match."""
     wanted = pattern.replace(RELEASE, release)
-    return next((one for one in versions if upstream(one) == release and fnmatch.fnmatchcase(one, wanted)), None)
+    return next(
+        (version for version in versions if upstream(version) == release and fnmatch.fnmatchcase(version, wanted)), None
+    )
 
 
-def settle(bound, constraint, there):
+def settle(bound, constraint, by_name):
     """Return (the release that all bound packages have, None), or (None, the answer) without such a release."""
     common = [
         release
-        for release in dict.fromkeys(upstream(version) for version in there[next(iter(bound))])
-        if all(fitting(there[name], pattern, release) for name, pattern in bound.items())
+        for release in dict.fromkeys(upstream(version) for version in by_name[next(iter(bound))])
+        if all(fitting(by_name[name], pattern, release) for name, pattern in bound.items())
     ]
     for release in common:
         if fnmatch.fnmatchcase(release, constraint):
             return release, None
     others = {
-        name: list(dict.fromkeys(upstream(version) for version in there[name]))
+        name: list(dict.fromkeys(upstream(version) for version in by_name[name]))
         for name in bound
-        if not any(fnmatch.fnmatchcase(upstream(version), constraint) for version in there[name])
+        if not any(fnmatch.fnmatchcase(upstream(version), constraint) for version in by_name[name])
     }
     return None, {"lacking": others, "common": common, "constraint": constraint}
 
@@ -92,7 +94,7 @@ def without(packages, text):
     """Return dpkg's status without some packages, of any architecture."""
     gone = set(packages)
     stanzas = text.split("\n\n")
-    return "\n\n".join(one for one in stanzas if not gone.intersection(re.findall(r"(?m)^Package: (\S+)", one)))
+    return "\n\n".join(block for block in stanzas if not gone.intersection(re.findall(r"(?m)^Package: (\S+)", block)))
 
 
 def sources_of(options, versions):
@@ -100,17 +102,17 @@ def sources_of(options, versions):
     exact = [f"{name}={version}" for name, version in versions.items()]
     shown = output_of(["apt-cache", *options, "show", *exact], ANSWER_LIMIT_S) if exact else ""
     fields = [dict(re.findall(r"(?m)^(Package|Source): (\S+)", stanza)) for stanza in shown.split("\n\n")]
-    built_from = {one["Package"]: one.get("Source", one["Package"]) for one in fields if "Package" in one}
+    built_from = {row["Package"]: row.get("Source", row["Package"]) for row in fields if "Package" in row}
     return {name: built_from.get(name.partition(":")[0], name) for name in versions}
 
 
 def with_names_that_exist(question, known):
     """Return name to pattern of the bound packages, each unknown one replaced by the first alternative in a list."""
-    found = {}
+    bound = {}
     for name, pattern in patterns(question["bound"]).items():
         choice = (name, *question["alternatives"].get(name, ()))
-        found[next((one for one in choice if one in known), name)] = pattern
-    return found
+        bound[next((candidate for candidate in choice if candidate in known), name)] = pattern
+    return bound
 
 
 def simulate_lifting(question, options, wanted, more, have):
@@ -146,15 +148,15 @@ def resolved(question, folder, options, present):
     # What is installed moves along if it exists at the release.
     moving = {name: f"{RELEASE}-*" for name in stay if name in have}
     optional = {name: pattern for name, pattern in patterns(question["optional"]).items() if name in known}
-    there = offered(options, sorted({*moving, *bound, *optional}))
-    release, refusal = settle(bound, question["constraint"], there)
+    by_name = offered(options, sorted({*moving, *bound, *optional}))
+    release, refusal = settle(bound, question["constraint"], by_name)
     if refusal:
         return refusal
     for path in (folder / PREFERENCES).iterdir():
         if not path.is_symlink():
             path.write_text(path.read_text(encoding="utf-8").replace(RELEASE, release), encoding="utf-8")
     at_release = {**moving, **{name: pattern for name, pattern in optional.items() if RELEASE in pattern}, **bound}
-    exact = {name: fitting(there[name], pattern, release) for name, pattern in sorted(at_release.items())}
+    exact = {name: fitting(by_name[name], pattern, release) for name, pattern in sorted(at_release.items())}
     wanted = [f"{name}={version}" for name, version in exact.items() if version]
     wanted += [*(name for name in optional if name not in at_release), *exactly(options, needed)]
     wanted += restored(options, question["restore"], have)

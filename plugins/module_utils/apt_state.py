@@ -75,9 +75,9 @@ def deb822_entries(text):
 def one_line_entries(text):
     """Yield the lines of a .list file in the same shape; the option ``arch`` is named as in a .sources file."""
     for line in text.splitlines():
-        found = re.match(r"\s*(deb|deb-src)\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s*([^#]*)", line)
-        if found:
-            kind, options, uri, suite, components = found.groups()
+        match = re.match(r"\s*(deb|deb-src)\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s*([^#]*)", line)
+        if match:
+            kind, options, uri, suite, components = match.groups()
             pairs = [option.split("=", 1) for option in (options or "").split() if "=" in option]
             yield {
                 "types": [kind],
@@ -100,23 +100,23 @@ def origins():
             entry, suite, origin, codename = parts
             file = Path(entry.rpartition(":")[0])
             # If a damaged file was left out, apt reads the others through links in a private folder.
-            own = APT / SOURCES / file.name if file.parent.name == SOURCES else file
-            seen[str(own), suite] = {"origin": origin, "codename": codename}
+            path = APT / SOURCES / file.name if file.parent.name == SOURCES else file
+            seen[str(path), suite] = {"origin": origin, "codename": codename}
     return seen
 
 
 def sources():
     """Return every enabled entry of the node's sources, with its file."""
     seen = origins()
-    found = []
+    entries = []
     for path in (APT / "sources.list", *sorted((APT / SOURCES).glob("*"))):
         if path.suffix not in (".list", ".sources") or not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         for entry in (deb822_entries if path.suffix == ".sources" else one_line_entries)(text):
             known = {suite: seen[str(path), suite] for suite in entry["suites"] if (str(path), suite) in seen}
-            found.append({"file": str(path), "origins": known, **entry})
-    return found
+            entries.append({"file": str(path), "origins": known, **entry})
+    return entries
 
 
 def packages():
@@ -140,7 +140,7 @@ def publishers(installed):
     form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
     targets = output_or_empty(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
     repositories = [line.split("|") for line in targets if line.count("|") == 2]
-    found: dict[str, list[list[str]]] = {}
+    by_name: dict[str, list[list[str]]] = {}
     name, exact = "", False
     for line in output_or_empty(["apt-cache", *read_only_options(), "policy", *names]).splitlines():
         if re.match(r"\S+:$", line):
@@ -149,8 +149,8 @@ def publishers(installed):
             exact = line.startswith(" ***")
         elif exact and re.match(r" +-?\d+ \w+:/", line):
             uri = line.split()[1].rstrip("/") + "/"
-            found.setdefault(name, []).extend(pair for known, *pair in repositories if uri == known.rstrip("/") + "/")
-    return found
+            by_name.setdefault(name, []).extend(pair for known, *pair in repositories if uri == known.rstrip("/") + "/")
+    return by_name
 
 
 def read_only_options():
@@ -195,7 +195,7 @@ def lock_holder():
     The kernel lists device and inode. On some file systems (btrfs, overlay) its device number differs from that of
     stat. Then the process must have the file open: a user can lock a file of their own with any inode number.
     """
-    files = {(one.st_dev, one.st_ino) for path in LOCKS if Path(path).exists() for one in [Path(path).stat()]}
+    files = {(status.st_dev, status.st_ino) for path in LOCKS if Path(path).exists() for status in [Path(path).stat()]}
     for line in LOCK_TABLE.read_text(encoding="ascii", errors="replace").splitlines():
         held = re.search(r" (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
         if not held or int(held[4]) not in {inode for _, inode in files}:
@@ -214,7 +214,7 @@ def has_open(pid, files):
     for link in links:
         # What else a user has open is not looked at: their file system may never answer.
         with suppress(OSError):
-            if str(link.readlink()) in LOCKS and ((found := link.stat()).st_dev, found.st_ino) in files:
+            if str(link.readlink()) in LOCKS and ((status := link.stat()).st_dev, status.st_ino) in files:
                 return True
     return False
 
@@ -254,12 +254,12 @@ def collected(holder=None):
     try:
         with passing_over_damaged({}):
             held = packages()
-            asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
+            parts = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
     except (AptError, OSError) as error:
         # An empty state would be refused for the wrong reason: no sources, no headers.
         return {"error": " ".join(str(error).split())}
     return {
-        **asked,
+        **parts,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
         **held,
         "own_holds": own_holds(),

@@ -76,12 +76,12 @@ def patient(act, wait_s):
 
 def database():
     """Return name to (version, whole, held) of all packages that are at least partly installed."""
-    found = {}
+    packages = {}
     for name, version, status, want in rows_of_dpkg():
         if status not in ("config-files", "not-installed"):
             whole = status in ("installed", "triggers-awaited", "triggers-pending")
-            found[name] = (version, whole, want == "hold")
-    return found
+            packages[name] = (version, whole, want == "hold")
+    return packages
 
 
 @contextmanager
@@ -135,13 +135,13 @@ def refuse_what_is_not_ours(question, present, install, remove):
     gone = sorted(name for name in remove - question["going"] if not matches(name, question["expendable"]))
     if gone:
         raise AptError(f"apt would have to remove {', '.join(gone)}")
-    asked = {entry.partition("=")[0] for entry in question["install"]}
+    requested = {entry.partition("=")[0] for entry in question["install"]}
     # What may be removed may be changed too.
     free = (*question["hold"], *question["expendable"])
     held = sorted(
         name
         for name in install
-        if present.get(name, ("", False, False))[2] and name not in asked and not matches(name, free)
+        if present.get(name, ("", False, False))[2] and name not in requested and not matches(name, free)
     )
     if held:
         raise AptError(f"{', '.join(held)} is held at {present[held[0]][0]} and would be moved")
@@ -172,26 +172,26 @@ def coming(question, present):
 
 def leaving(question, present):
     """Return (install, remove, arguments of apt-get) for ``state: absent``, with dependencies that came along."""
-    own = owned(question["memory"], present, changed_at)
+    added = owned(question["memory"], present, changed_at)
     # An interrupted transaction leaves configuration of packages that it had removed.
     left = {name for name, _, status, _ in rows_of_dpkg() if status == "config-files"}
     sure = {name for name in present.keys() | left if matches(name, question["remove"])}
-    new = {name for name in own if matches(name, question["remove_new"])}
+    new = {name for name in added if matches(name, question["remove_new"])}
     # apt does not treat held packages as orphans.
-    new |= {name for name in own if present[name][2] and matches(name, question["hold"])}
-    if new and removed(sure | new) - sure - own:
+    new |= {name for name in added if present[name][2] and matches(name, question["hold"])}
+    if new and removed(sure | new) - sure - added:
         # What others have installed since then needs some of them.
-        new = {name for name in new if not removed({name}) - sure - own}
+        new = {name for name in new if not removed({name}) - sure - added}
     going = sure | new
     if not going:
         return {}, set(), []
     unneeded = ["-o", "APT::AutoRemove::SuggestsImportant=false"]
     # apt does not treat explicitly installed packages as orphans either; they stay if other packages need them.
-    came = own.intersection(question["restore"])
-    if came and not removed(going | came) - removed(going) - came:
-        going |= came
+    explicit = added.intersection(question["restore"])
+    if explicit and not removed(going | explicit) - removed(going) - explicit:
+        going |= explicit
     loose = simulated(unneeded, ["autoremove"])[1]
-    orphans = (simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose) & own
+    orphans = (simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose) & added
     orphans = {name for name in orphans if not matches(name, question["never"])}
     if question["never"] and touched(question, removed(going | orphans)):
         # What stays needs some of them.
@@ -221,7 +221,7 @@ def changed_at(name):
 
 def edited(names):
     """Return the packages among ``names`` with configuration files that were changed."""
-    found = set()
+    packages = set()
     form = "${Package}\\n${Conffiles}\\n"
     rows = output_of(["dpkg-query", "-W", "-f", form, *sorted(names)], ANSWER_LIMIT_S) if names else ""
     package = ""
@@ -233,12 +233,12 @@ def edited(names):
         try:
             # dpkg records this kind of digest.
             if hashlib.md5(file_access.read(path, LARGEST_FILE)).hexdigest() != digest:  # noqa: S324
-                found.add(package)
+                packages.add(package)
         except FileNotFoundError:
             continue
         except OSError:
-            found.add(package)
-    return found
+            packages.add(package)
+    return packages
 
 
 def touched(question, names):
@@ -318,11 +318,11 @@ def finish_interrupted(question):
     cannot be configured here is completed by the transaction itself, or makes it fail.
     """
     cut = DPKG_UPDATES.is_dir() and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
-    ours = {*names_left(), *(entry.partition("=")[0] for entry in question["install"])}
+    own_names = {*names_left(), *(entry.partition("=")[0] for entry in question["install"])}
     half = sorted(
         name
         for name, row in database().items()
-        if not row[1] and (cut or name in ours or matches(name, question["hold"]))
+        if not row[1] and (cut or name in own_names or matches(name, question["hold"]))
     )
     if cut or half:
         argv = ["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"]
@@ -352,20 +352,20 @@ def at_one_release(question):
     """Return what brings the bound packages to one release, or why there is none, from a private folder of apt."""
     with asking({**question, "simulate": True}) as (folder, options, failed):
         present = database()
-        found = resolved(question, folder, options, present)
-        if failed and "lacking" in found:
+        solution = resolved(question, folder, options, present)
+        if failed and "lacking" in solution:
             raise AptError("lists of these packages could not be fetched")
-        refuse_failed_sources(failed, options, found.get("install", {}))
-    if "lacking" in found:
-        return {"warnings": failed, **found}
+        refuse_failed_sources(failed, options, solution.get("install", {}))
+    if "lacking" in solution:
+        return {"warnings": failed, **solution}
     # apt prints the architecture of foreign packages behind the name.
-    install = {name.partition(":")[0]: version for name, version in found["install"].items()}
-    remove = {name.partition(":")[0] for name in found["remove"]} - install.keys()
+    install = {name.partition(":")[0]: version for name, version in solution["install"].items()}
+    remove = {name.partition(":")[0] for name in solution["remove"]} - install.keys()
     others = [name for names in question["alternatives"].values() for name in names]
-    asked = [*question["install"], *question["bound"], *question["optional"], *question["closure"], *others]
+    requested = [*question["install"], *question["bound"], *question["optional"], *question["closure"], *others]
     going = {name for name in present if name in question["closure"] or matches(name, question["remove"])}
-    refuse_what_is_not_ours({**question, "install": asked, "going": going}, present, install, remove)
-    return {"warnings": failed, **holds(question, present, install, remove), **found}
+    refuse_what_is_not_ours({**question, "install": requested, "going": going}, present, install, remove)
+    return {"warnings": failed, **holds(question, present, install, remove), **solution}
 
 
 def holds(question, present, install, remove):
@@ -381,14 +381,14 @@ def holds(question, present, install, remove):
 def answer(question):
     """Return the answer of a transaction, after it was executed unless it is simulated."""
     if question["bound"]:
-        found = at_one_release(question)
-        if question["simulate"] or "lacking" in found:
-            return found
+        solution = at_one_release(question)
+        if question["simulate"] or "lacking" in solution:
+            return solution
         files = {
-            path: text.replace(RELEASE, found["target"]) if isinstance(text, str) else text
+            path: text.replace(RELEASE, solution["target"]) if isinstance(text, str) else text
             for path, text in question["files"].items()
         }
-        question = {**question, "bound": [], "install": found["exact"], "remove": found["remove"], "files": files}
+        question = {**question, "bound": [], "install": solution["exact"], "remove": solution["remove"], "files": files}
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
         only_looks = question["simulate"] or question["download_only"]

@@ -44,19 +44,19 @@ def output_of(argv: list[str], limit_s: float = LIMIT_S) -> str:
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
     """Return the state of disks and mount points; ``error`` is the reason if it cannot be determined."""
-    own = {str(name): str(value) for name, value in (question.get("own") or {}).items()}
+    uuids = {str(name): str(value) for name, value in (question.get("own") or {}).items()}
     try:
         mounts = mounted()
-        disks = {name: disk(name, own, mounts) for name in question.get("disks") or ()}
+        disks = {name: disk(name, uuids, mounts) for name in question.get("disks") or ()}
         paths = {path: place(path, mounts) for path in question.get("paths") or ()}
         target = made_of(disks)
         erase = set(question.get("erase") or ())
-        lost = loss(disks, target, own, bool(question.get("used")))
+        lost = loss(disks, target, uuids, bool(question.get("used")))
         return {
             "disks": disks,
             "paths": paths,
             "target": target,
-            "filesystem": target is not None and holds(target, own.get("filesystem")),
+            "filesystem": target is not None and holds(target, uuids.get("filesystem")),
             "refusals": [*refusals(disks, erase), *([lost] if lost and not erase.issuperset(disks) else [])],
             "trim": timer("fstrim.timer"),
             "autofs": AUTOFS.exists(),
@@ -67,43 +67,43 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
 
 def refusals(disks: dict[str, dict[str, Any]], erase: set[str]) -> list[str]:
     """Return why disks must not be written to, one line each. ``erase``: ids of disks that may be erased."""
-    found = []
+    lines = []
     by_device: dict[str, str] = {}
-    for name, one in disks.items():
-        if one["missing"]:
-            found.append(f"{name}: no such disk: ls /dev/disk/by-id lists the ids of this node")
+    for name, state in disks.items():
+        if state["missing"]:
+            lines.append(f"{name}: no such disk: ls /dev/disk/by-id lists the ids of this node")
             continue
-        which = f"{name} ({one['device']})"
-        if one["device"] in by_device:
-            found.append(f"{which}: is the same disk as {by_device[one['device']]}: list each disk once")
-        by_device[one["device"]] = name
-        if one["in_use"]:
-            found.append(f"{which}: {'; '.join(one['in_use'])}: a disk in use is never erased")
-        elif one["carries"] and name not in erase:
-            found.append(
-                f"{which}: carries {', '.join(one['carries'])}: it is not changed unless storage_confirm_erase lists "
+        which = f"{name} ({state['device']})"
+        if state["device"] in by_device:
+            lines.append(f"{which}: is the same disk as {by_device[state['device']]}: list each disk once")
+        by_device[state["device"]] = name
+        if state["in_use"]:
+            lines.append(f"{which}: {'; '.join(state['in_use'])}: a disk in use is never erased")
+        elif state["carries"] and name not in erase:
+            lines.append(
+                f"{which}: carries {', '.join(state['carries'])}: it is not changed unless storage_confirm_erase lists "
                 "this id"
             )
-    ours = [name for name, one in disks.items() if one.get("ours")]
-    if ours and len(ours) < len(disks):
-        others = [name for name in disks if name not in ours]
-        found.append(f"{', '.join(ours)}: already belongs to the array, {', '.join(others)} does not")
-    return found
+    members = [name for name, state in disks.items() if state.get("ours")]
+    if members and len(members) < len(disks):
+        others = [name for name in disks if name not in members]
+        lines.append(f"{', '.join(members)}: already belongs to the array, {', '.join(others)} does not")
+    return lines
 
 
-def loss(disks: dict[str, dict[str, Any]], target: str | None, own: dict[str, str], used: bool) -> str:
+def loss(disks: dict[str, dict[str, Any]], target: str | None, uuids: dict[str, str], used: bool) -> str:
     """Return what would be lost if the role's file system were created again; empty if there is nothing to lose.
 
     ``used``: the role created it before. A file system with a damaged superblock has no signature and looks new.
     """
-    if not disks or any(one["missing"] for one in disks.values()):
+    if not disks or any(state["missing"] for state in disks.values()):
         return ""
     if target is None:
         where = ", ".join(disks)
         lost = "the role's file system was created on them before, and it cannot be found" if used else ""
         # An array of the role that is not assembled is assembled and read first.
-        lost = "" if all(one["ours"] for one in disks.values()) else lost
-    elif holds(target, own.get("filesystem")):
+        lost = "" if all(state["ours"] for state in disks.values()) else lost
+    elif holds(target, uuids.get("filesystem")):
         return ""
     else:
         where = target
@@ -112,15 +112,15 @@ def loss(disks: dict[str, dict[str, Any]], target: str | None, own: dict[str, st
         lost = f"carries {', '.join(carries)}" if carries else ""
     if not lost:
         return ""
-    device = target or (ARRAY if "array" in own else next(iter(disks.values()))["device"])
+    device = target or (ARRAY if "array" in uuids else next(iter(disks.values()))["device"])
     return (
-        f"{where}: {lost}: nothing is formatted. Repair it ({'mdadm --assemble --scan; ' if 'array' in own else ''}"
+        f"{where}: {lost}: nothing is formatted. Repair it ({'mdadm --assemble --scan; ' if 'array' in uuids else ''}"
         f"xfs_repair -n {device} shows the damage, xfs_repair {device} repairs it), or create it again by listing all "
         "its disks in storage_confirm_erase"
     )
 
 
-def disk(name: str, own: dict[str, str], mounts: list[dict[str, str]]) -> dict[str, Any]:
+def disk(name: str, uuids: dict[str, str], mounts: list[dict[str, str]]) -> dict[str, Any]:
     """Return a disk by its id: ``device``, ``ours``, ``in_use`` and ``carries`` (one line each), ``holders``."""
     link = BY_ID / name
     if not link.exists():
@@ -132,28 +132,28 @@ def disk(name: str, own: dict[str, str], mounts: list[dict[str, str]]) -> dict[s
     signed = {node: signatures(f"/dev/{node}") for node in nodes}
     holders = sorted({holder.name for node in nodes for holder in (BLOCK / node / "holders").glob("*")})
     whole = signed[base.name]
-    ours = not parts and len(whole) == 1 and _is_own(whole[0], own)
-    found: dict[str, Any] = {
+    is_own = not parts and len(whole) == 1 and _is_own(whole[0], uuids)
+    state: dict[str, Any] = {
         "missing": False,
         "device": device,
         "bytes": int((base / "size").read_text()) * 512,
-        "ours": ours,
+        "ours": is_own,
         "in_use": [],
         "carries": [],
         "holders": holders,
         "parts": parts,
     }
-    if not ours:
-        found["in_use"] = in_use(base, nodes, holders, mounts)
-        found["carries"] = carried(device, signed)
-    return found
+    if not is_own:
+        state["in_use"] = in_use(base, nodes, holders, mounts)
+        state["carries"] = carried(device, signed)
+    return state
 
 
-def _is_own(signature: dict[str, Any], own: dict[str, str]) -> bool:
+def _is_own(signature: dict[str, Any], uuids: dict[str, str]) -> bool:
     kind, uuid = signature.get("type"), signature.get("uuid")
-    if "array" in own:
-        return kind == "linux_raid_member" and uuid == own["array"]
-    return kind == "xfs" and uuid is not None and uuid == own.get("filesystem")
+    if "array" in uuids:
+        return kind == "linux_raid_member" and uuid == uuids["array"]
+    return kind == "xfs" and uuid is not None and uuid == uuids.get("filesystem")
 
 
 def signatures(device: str) -> list[dict[str, Any]]:
@@ -164,25 +164,25 @@ def signatures(device: str) -> list[dict[str, Any]]:
 
 def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[str, str]]) -> list[str]:
     """Return what uses a disk or its partitions now, one line each."""
-    found = []
+    uses = []
     if (base / "partition").exists():
-        found.append("is a partition, expected a whole disk")
+        uses.append("is a partition, expected a whole disk")
     if composed(base):
-        found.append("consists of other devices, expected a disk")
+        uses.append("consists of other devices, expected a disk")
     if (base / "ro").read_text().strip() == "1":
-        found.append("is read-only")
+        uses.append("is read-only")
     numbers = {(BLOCK / node / "dev").read_text().strip() for node in nodes}
     devices = {f"/dev/{node}" for node in nodes}
-    found += [
-        f"is mounted on {one['path']}"
-        for one in mounts
-        if one["number"] in numbers or os.path.realpath(one["source"]) in devices
+    uses += [
+        f"is mounted on {mount['path']}"
+        for mount in mounts
+        if mount["number"] in numbers or os.path.realpath(mount["source"]) in devices
     ]
-    found += [f"is held by {holder}" for holder in holders]
-    found += [f"is swap ({source})" for source in swaps() if os.path.realpath(source) in devices]
-    found += [f"{line} in /etc/fstab" for line in in_fstab(devices)]
+    uses += [f"is held by {holder}" for holder in holders]
+    uses += [f"is swap ({source})" for source in swaps() if os.path.realpath(source) in devices]
+    uses += [f"{line} in /etc/fstab" for line in in_fstab(devices)]
     why = withheld(f"/dev/{base.name}")
-    return found or ([f"the kernel does not release it ({why})"] if why else [])
+    return uses or ([f"the kernel does not release it ({why})"] if why else [])
 
 
 def composed(base: Path) -> bool:
@@ -201,15 +201,15 @@ def withheld(device: str) -> str:
 
 def carried(device: str, signed: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Return the content of a disk that would be lost, one line each."""
-    found = []
+    contents = []
     for node, its in signed.items():
-        place = "" if device == f"/dev/{node}" else f" on {node}"
-        for one in its:
-            label = f" '{one['label']}'" if one.get("label") else ""
-            found.append(f"{one.get('type')}{label}{place}")
-    if not found and not empty_ends(device):
-        found.append("data of an unknown kind")
-    return list(dict.fromkeys(found))
+        location = "" if device == f"/dev/{node}" else f" on {node}"
+        for signature in its:
+            label = f" '{signature['label']}'" if signature.get("label") else ""
+            contents.append(f"{signature.get('type')}{label}{location}")
+    if not contents and not empty_ends(device):
+        contents.append("data of an unknown kind")
+    return list(dict.fromkeys(contents))
 
 
 def empty_ends(device: str) -> bool:
@@ -225,12 +225,12 @@ def empty_ends(device: str) -> bool:
 
 def mounted() -> list[dict[str, str]]:
     """Return the mounts, the newest last."""
-    found = []
+    mounts = []
     for line in (PROC / "self/mountinfo").read_text("utf-8", "replace").split("\n"):
         head, _, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
         if len(fields) > 5 and len(kinds) > 1:
-            found.append(
+            mounts.append(
                 {
                     "number": fields[2],
                     "path": plain(fields[4]),
@@ -239,7 +239,7 @@ def mounted() -> list[dict[str, str]]:
                     "source": plain(kinds[1]),
                 }
             )
-    return found
+    return mounts
 
 
 def plain(text: str) -> str:
@@ -272,46 +272,46 @@ def in_fstab(devices: set[str]) -> list[str]:
 
 def made_of(disks: dict[str, dict[str, Any]]) -> str | None:
     """Return the device that carries the file system: the array that holds all disks, or the only disk; or None."""
-    if not disks or not all(one.get("ours") for one in disks.values()):
+    if not disks or not all(state.get("ours") for state in disks.values()):
         return None
-    holders = [one["holders"] for one in disks.values()]
+    holders = [state["holders"] for state in disks.values()]
     if len(disks) == 1:
         return str(next(iter(disks.values()))["device"])
-    same = all(one == holders[0] for one in holders) and len(holders[0]) == 1
+    same = all(names == holders[0] for names in holders) and len(holders[0]) == 1
     return f"/dev/{holders[0][0]}" if same else None
 
 
 def holds(device: str, uuid: str | None) -> bool:
     """Return whether a device carries the file system with this UUID, and nothing else."""
-    found = signatures(device)
-    return len(found) == 1 and found[0].get("type") == "xfs" and found[0].get("uuid") == uuid
+    signed = signatures(device)
+    return len(signed) == 1 and signed[0].get("type") == "xfs" and signed[0].get("uuid") == uuid
 
 
 def place(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
     """Return the state of a mount point (``Place`` on the controller); a remote one is not read."""
-    its = [one for one in mounts if one["path"] == path]
-    found: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "owner": None, "entries": None}
-    found["users"] = users(path) if its else []
+    its = [mount for mount in mounts if mount["path"] == path]
+    state: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "owner": None, "entries": None}
+    state["users"] = users(path) if its else []
     if its and its[-1]["fstype"] not in LOCAL:
-        return found
-    found["owner"] = owner(path)
+        return state
+    state["owner"] = owner(path)
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return {**found, "kind": "absent"}
+        return {**state, "kind": "absent"}
     if not stat.S_ISDIR(status.st_mode):
-        return {**found, "kind": "other"}
-    found["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
-    found["entries"] = None if its else len(list(Path(path).iterdir()))
-    return found
+        return {**state, "kind": "other"}
+    state["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
+    state["entries"] = None if its else len(list(Path(path).iterdir()))
+    return state
 
 
 def owner(path: str) -> int:
     """Return the first user other than root who owns a path or a folder above it, and so can exchange it; else 0."""
-    for one in (Path(path), Path(os.path.realpath(path))):
-        for place in (*reversed(one.parents), one):
+    for location in (Path(path), Path(os.path.realpath(path))):
+        for part in (*reversed(location.parents), location):
             try:
-                user = os.lstat(place).st_uid
+                user = os.lstat(part).st_uid
             except (FileNotFoundError, NotADirectoryError):
                 break
             if user != 0:
@@ -321,7 +321,7 @@ def owner(path: str) -> int:
 
 def users(path: str) -> list[str]:
     """Return processes that use something below a path: ``NAME (PID)``."""
-    found = []
+    processes = []
     for process in PROC.glob("[0-9]*"):
         links = [process / "cwd", process / "root", process / "exe", *_open_files(process)]
         if any(_below(link, path) for link in links):
@@ -329,10 +329,10 @@ def users(path: str) -> list[str]:
                 name = (process / "comm").read_text("utf-8", "replace").strip()
             except OSError:
                 continue
-            found.append(f"{name} ({process.name})")
-        if len(found) >= MOST:
+            processes.append(f"{name} ({process.name})")
+        if len(processes) >= MOST:
             break
-    return found
+    return processes
 
 
 def _open_files(process: Path) -> list[Path]:
@@ -356,5 +356,5 @@ def timer(name: str) -> dict[str, str]:
         text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
     except DiskError:
         text = ""
-    found = dict(line.partition("=")[::2] for line in text.splitlines())
-    return {"enabled": found.get("UnitFileState", ""), "active": found.get("ActiveState", "")}
+    properties = dict(line.partition("=")[::2] for line in text.splitlines())
+    return {"enabled": properties.get("UnitFileState", ""), "active": properties.get("ActiveState", "")}

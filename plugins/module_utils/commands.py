@@ -51,7 +51,7 @@ def _drafted(files: list[dict[str, Any]], drafts: Path) -> list[tuple[bytes, byt
             draft.mkdir()
             places = [(draft / Path(file["path"]).name, Path(os.path.realpath(file["path"]))) for file in inside]
         else:
-            if sum(one.lstat().st_size for one in folder.rglob("*")) > LARGEST_FOLDER:
+            if sum(entry.lstat().st_size for entry in folder.rglob("*")) > LARGEST_FOLDER:
                 raise UnavailableError(f"{folder} is too large to be copied")
             shutil.copytree(folder, draft, symlinks=True)
             places = [(draft, folder)]
@@ -62,7 +62,7 @@ def _drafted(files: list[dict[str, Any]], drafts: Path) -> list[tuple[bytes, byt
                 text = file["content"]
                 target.write_bytes(base64.b64decode(text) if file.get("encoding") == "base64" else text.encode())
                 target.chmod(int(file["mode"], 8))
-        binds += [(os.fsencode(source), os.fsencode(place)) for source, place in places]
+        binds += [(os.fsencode(source), os.fsencode(destination)) for source, destination in places]
     return binds
 
 
@@ -72,8 +72,8 @@ def _run_in_namespace(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tupl
 
     def enter() -> None:
         done = libc.unshare(NEW_NAMESPACE) or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None)
-        for source, place in binds:
-            done = done or libc.mount(source, place, None, BIND, None)
+        for source, destination in binds:
+            done = done or libc.mount(source, destination, None, BIND, None)
         if lacks_folder:
             folder = os.fsencode(PRIVILEGE_SEPARATION.parent)
             done = done or libc.mount(b"tmpfs", folder, b"tmpfs", 0, b"size=64k,mode=0755")

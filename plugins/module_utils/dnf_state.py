@@ -61,7 +61,7 @@ def packages():
 
 def repositories():
     """Return every configured repository: its id, its file and its URLs."""
-    found = []
+    rows = []
     for path in sorted(Path("/etc/yum.repos.d").glob("*.repo")):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         try:
@@ -69,26 +69,26 @@ def repositories():
         except (configparser.Error, UnicodeDecodeError):
             continue  # dnf reports the malformed file when it runs
         for name in parser.sections():
-            found.append({"id": name, "file": str(path), "urls": parser[name].get("baseurl", "").split()})
-    return found
+            rows.append({"id": name, "file": str(path), "urls": parser[name].get("baseurl", "").split()})
+    return rows
 
 
 def streams():
     """Return each module to its enabled stream."""
-    found = {}
+    by_module = {}
     for path in Path("/etc/dnf/modules.d").glob("*.module"):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         parser.read(path, encoding="utf-8")
         for name in parser.sections():
             if parser[name].get("state") == "enabled":
-                found[name] = parser[name].get("stream", "")
-    return found
+                by_module[name] = parser[name].get("stream", "")
+    return by_module
 
 
 def locks():
     """Return (foreign lines, lines of the role) of the list of the plugin versionlock."""
     others: list[str] = []
-    own: list[str] = []
+    own_locks: list[str] = []
     inside = False
     try:
         text = file_access.text(LOCKLIST)
@@ -98,8 +98,8 @@ def locks():
         if line.startswith("#"):
             inside ^= line.endswith(LOCK_MARK)
         elif line.strip():
-            (own if inside else others).append(line.strip())
-    return others, own
+            (own_locks if inside else others).append(line.strip())
+    return others, own_locks
 
 
 def collected(holder=None):
@@ -108,8 +108,8 @@ def collected(holder=None):
     try:
         # This import fails under a Python without dnf's bindings.
         state["version"] = importlib.import_module("dnf.const").VERSION
-        others, own = locks()
-        state.update(packages(), streams=streams(), repositories=repositories(), locks=others, own_locks=own)
+        others, own_locks = locks()
+        state.update(packages(), streams=streams(), repositories=repositories(), locks=others, own_locks=own_locks)
     except (ImportError, OSError, configparser.Error) as err:
         state["error"] = " ".join(str(err).split())
     state["versionlock"] = PLUGIN.exists()

@@ -52,12 +52,12 @@ def split_locks(path, mark):
     marks = [f"# BEGIN {mark}", f"# END {mark}"]
     if lines[-1] == "":
         lines.pop()
-    there = [line for line in lines if line in marks]
-    if not there:
+    existing = [line for line in lines if line in marks]
+    if not existing:
         return lines, [], []
-    begin = lines.index(there[0])
-    end = lines.index(there[-1])
-    if there != marks or any(line.startswith("# BEGIN ") for line in lines[begin + 1 : end]):
+    begin = lines.index(existing[0])
+    end = lines.index(existing[-1])
+    if existing != marks or any(line.startswith("# BEGIN ") for line in lines[begin + 1 : end]):
         raise TransactionRefusedError(
             f"{path}: expected one line '{marks[0]}' and below it one line '{marks[1]}': restore these marks around "
             "the lines that gpunode wrote, or remove those lines and the marks"
@@ -73,7 +73,7 @@ def foreign_locks(path, mark, ignored):
 
 def repositories_of(files):
     """Return the repositories in planned files (path to text), with their first URLs. Their keys may not exist yet."""
-    found = []
+    repositories = []
     for path, text in sorted(files.items()):
         if path.startswith("/etc/yum.repos.d/") and isinstance(text, str):
             parser = configparser.ConfigParser(interpolation=None, strict=False)
@@ -85,8 +85,8 @@ def repositories_of(files):
             for name in parser.sections():
                 url = re.split(r"[\s,]+", parser[name].get("baseurl", "").strip())[0]
                 known = {"url": url, "proxy": parser[name].get("proxy")}
-                found.append({"id": name, **{key: value for key, value in known.items() if value is not None}})
-    return found
+                repositories.append({"id": name, **{key: value for key, value in known.items() if value is not None}})
+    return repositories
 
 
 def configured(question, folder):
@@ -116,12 +116,12 @@ def configured(question, folder):
         fresh = dnf.repodict.RepoDict().add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
         if wanted["id"] not in base.repos:
             base.repos.add(fresh)
-        ours = base.repos[wanted["id"]]
-        ours.baseurl = fresh.baseurl
+        repository = base.repos[wanted["id"]]
+        repository.baseurl = fresh.baseurl
         if "proxy" in wanted:
-            ours.proxy = wanted["proxy"]
+            repository.proxy = wanted["proxy"]
         # Read the current metadata instead of the cached ones.
-        ours.metadata_expire = 0
+        repository.metadata_expire = 0
     base.fill_sack(load_system_repo=True, load_available_repos=bool(base.repos) and needs_repositories(question))
     return base
 
@@ -157,8 +157,8 @@ def release_for(base, question):
 def at(base, name, release):
     """Return the newest build of a package at a release for this architecture; None without one."""
     query = base.sack.query().available().filter(name=name, version=release, arch__neq="src")
-    found = sorted(query, reverse=True)
-    native = [package for package in found if package.arch in (base.conf.arch, "noarch")]
+    packages = sorted(query, reverse=True)
+    native = [package for package in packages if package.arch in (base.conf.arch, "noarch")]
     return native[0] if native else None
 
 
@@ -230,16 +230,16 @@ def mark(base, question, target):
             raise TransactionRefusedError(f"{name} {target} exists only for another architecture")
         base.package_install(package)
     for name in set(question["closure"]) - set(bound) if target else ():
-        there = list(installed.filter(name=name))
-        package = at(base, name, target) if there else None
+        existing = list(installed.filter(name=name))
+        package = at(base, name, target) if existing else None
         if package is not None:
             base.package_install(package)
         else:
-            for one in there:
-                base.package_remove(one)
+            for build in existing:
+                base.package_remove(build)
     for name in question["remove"]:
-        for there in installed.filter(name=name):
-            base.package_remove(there)
+        for existing in installed.filter(name=name):
+            base.package_remove(existing)
 
 
 def streams(base, question):
@@ -264,8 +264,8 @@ def streams(base, question):
 
 def orphans(base, question):
     """Return the dependencies of removed packages that nothing else needs, without packages installed before."""
-    own = own_packages(base, question)
-    if question["state"] != "absent" or not question["remove"] or not own:
+    added = own_packages(base, question)
+    if question["state"] != "absent" or not question["remove"] or not added:
         return []
     base.conf.clean_requirements_on_remove = True
     # Base.remove obeys that setting, Base.package_remove does not.
@@ -276,7 +276,7 @@ def orphans(base, question):
     going = {package.name for package in base.transaction.remove_set}
     base.conf.clean_requirements_on_remove = False
     base.reset(goal=True)
-    return sorted(name for name in (going & own) - set(question["remove"]) if not matches(name, question["never"]))
+    return sorted(name for name in (going & added) - set(question["remove"]) if not matches(name, question["never"]))
 
 
 def own_packages(base, question):
@@ -290,10 +290,10 @@ def going_of(base, question):
     versions = {package.name: package.evr for package in base.sack.query().installed()}
     going = {name for name in versions if matches(name, question["remove"])}
     if question["state"] == "absent":
-        own = own_packages(base, question)
+        added = own_packages(base, question)
         locked = {line.strip() for part in split_locks(LOCKLIST, question["lock_mark"]) for line in part}
-        held = {name for name in own if matches(name, question["hold"]) and lock_line(name, versions[name]) in locked}
-        going |= {name for name in own if matches(name, question["remove_new"])} | held
+        held = {name for name in added if matches(name, question["hold"]) and lock_line(name, versions[name]) in locked}
+        going |= {name for name in added if matches(name, question["remove_new"])} | held
     return sorted(going)
 
 
@@ -311,7 +311,7 @@ def resolved(base, question):
     base.resolve(allow_erasing=True)
     astray = elsewhere(base, question, target)
     if astray:
-        common = [release for release in every if all(release in there for there in astray.values())]
+        common = [release for release in every if all(release in releases for releases in astray.values())]
         return {"lacking": astray, "common": common, "constraint": target}
     coming = {package.name: package.evr for package in base.transaction.install_set}
     going = sorted({package.name for package in base.transaction.remove_set} - set(coming))
@@ -351,16 +351,16 @@ def change_locks(path, mark, lock, drop_locks, *, write):
 
     ``lock`` is our section afterwards, None: as it is; ``drop_locks`` are foreign lines to remove.
     """
-    before, own, after = split_locks(path, mark)
-    wanted = own if lock is None else lock
+    before, body, after = split_locks(path, mark)
+    wanted = body if lock is None else lock
     dropped = [line for line in (*before, *after) if line.strip() in drop_locks]
-    new, old = [line for line in wanted if line not in own], [line for line in own if line not in wanted] + dropped
+    new, old = [line for line in wanted if line not in body], [line for line in body if line not in wanted] + dropped
     if write and (new or old):
-        ours = [f"# BEGIN {mark}", *wanted, f"# END {mark}"] if wanted else []
+        section = [f"# BEGIN {mark}", *wanted, f"# END {mark}"] if wanted else []
         lines = [
             *(line for line in before if line not in dropped),
-            *ours,
-            *(one for one in after if one not in dropped),
+            *section,
+            *(line for line in after if line not in dropped),
         ]
         file_access.write(str(path), "".join(f"{line}\n" for line in lines).encode(), 0o644, file_access.own_ids())
     return new, old

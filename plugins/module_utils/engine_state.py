@@ -47,10 +47,10 @@ def output(argv: list[str]) -> str:
 def document(text: str) -> dict[str, Any] | None:
     """Return the JSON object in docker's output; None without one."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def settings() -> str:

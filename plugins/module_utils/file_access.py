@@ -92,9 +92,9 @@ def own_ids() -> Ids:
     return os.geteuid(), os.getegid()
 
 
-def kind(found: os.stat_result) -> str:
+def kind(inode: os.stat_result) -> str:
     """Return what is at a path, in words: ``a file``, ``a named pipe``."""
-    return next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "no file")
+    return next((name for is_kind, name in KINDS if is_kind(inode.st_mode)), "no file")
 
 
 def user_name(number: int) -> str:
@@ -161,19 +161,19 @@ class _Walk:
             number = self.number_of(name, last)
             if number is None:
                 return self.at(name, None, -1)
-            found = os.fstat(number)
-            if stat.S_ISLNK(found.st_mode) and (self.follow or not last):
-                self.follow_link(name, number, found)
+            inode = os.fstat(number)
+            if stat.S_ISLNK(inode.st_mode) and (self.follow or not last):
+                self.follow_link(name, number, inode)
             elif last:
-                return self.at(name, found, number)
-            elif stat.S_ISDIR(found.st_mode):
-                self.folder, self.parent, self.shown = number, found, [*self.shown, name]
+                return self.at(name, inode, number)
+            elif stat.S_ISDIR(inode.st_mode):
+                self.folder, self.parent, self.shown = number, inode, [*self.shown, name]
             else:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
 
-    def at(self, name: str, found: os.stat_result | None, number: int) -> OpenPath:
+    def at(self, name: str, inode: os.stat_result | None, number: int) -> OpenPath:
         """Return what was found in the current folder."""
-        return OpenPath(self.path, self.folder, name, self.parent, found, number, "/" + "/".join(self.shown))
+        return OpenPath(self.path, self.folder, name, self.parent, inode, number, "/" + "/".join(self.shown))
 
     def number_of(self, name: str, last: bool) -> int | None:
         """Return a descriptor of a component; None if it is the last one and missing."""
@@ -194,11 +194,11 @@ class _Walk:
             _set_mode(number, self.make)
         return number
 
-    def follow_link(self, name: str, number: int, found: os.stat_result) -> None:
+    def follow_link(self, name: str, number: int, inode: os.stat_result) -> None:
         """Read the target of a link and continue there. Raise FileRefusedError if another user could have made it."""
-        if self.trusted is not None and not (found.st_uid in self.trusted and only_trusted(self.parent, self.trusted)):
+        if self.trusted is not None and not (inode.st_uid in self.trusted and only_trusted(self.parent, self.trusted)):
             raise FileRefusedError(
-                f"{self.path}: {name} is a symbolic link that user {user_name(found.st_uid)} or others can change: "
+                f"{self.path}: {name} is a symbolic link that user {user_name(inode.st_uid)} or others can change: "
                 "root does not follow it: replace it with what it leads to"
             )
         self.links += 1
@@ -226,24 +226,24 @@ def _set_mode(number: int, mode: int) -> None:
     os.chmod(f"/proc/self/fd/{number}", mode)  # noqa: PTH101 - fchmod does not accept such a descriptor
 
 
-def refuse_foreign_folder(place: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
+def refuse_foreign_folder(location: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
     """Raise FileRefusedError if the folder belongs to a user other than the trusted ones, None: all.
 
     A process with the rights of ``owner`` also writes to folders of that user.
     """
-    user = place.parent.st_uid
+    user = location.parent.st_uid
     if trusted is not None and user not in trusted and not user == owner == os.geteuid():
         raise FileRefusedError(
-            f"{place.path}: {place.folder_path} belongs to another user ({user_name(user)}, uid {user}): root does not "
-            "write there"
+            f"{location.path}: {location.folder_path} belongs to another user ({user_name(user)}, uid {user}): root "
+            "does not write there"
         )
 
 
 def status(path: str) -> os.stat_result | None:
     """Return the status of a path without following its last component; None if it does not exist. Raises OSError."""
     try:
-        with opened(path, trusted=ours(), follow=False) as place:
-            return place.found
+        with opened(path, trusted=ours(), follow=False) as location:
+            return location.found
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -268,29 +268,29 @@ def path_state(path: str, uid: int = 0, most: int = LARGEST) -> PathState | None
     """
     if os.geteuid() != 0 or uid == 0:
         return _path_state(path, most)
-    found = limited(uid if in_folder_of(path, uid) else None, lambda: _as_json(_path_state(path, most)))
-    return None if found is None else PathState(**{**found, "data": _from_base64(found["data"])})
+    fields = limited(uid if in_folder_of(path, uid) else None, lambda: _as_json(_path_state(path, most)))
+    return None if fields is None else PathState(**{**fields, "data": _from_base64(fields["data"])})
 
 
 def _path_state(path: str, most: int) -> PathState | None:
     try:
-        with opened(path, trusted=ours(), follow=False) as place:
-            found = place.found
-            if found is None:
+        with opened(path, trusted=ours(), follow=False) as location:
+            inode = location.found
+            if inode is None:
                 return None
-            readable = stat.S_ISREG(found.st_mode) and found.st_size <= most
-            data = content(place, most) if readable else None
-            shared = not only_trusted(place.parent, ours())
-            return PathState(kind(found), stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, data, shared)
+            readable = stat.S_ISREG(inode.st_mode) and inode.st_size <= most
+            data = content(location, most) if readable else None
+            shared = not only_trusted(location.parent, ours())
+            return PathState(kind(inode), stat.S_IMODE(inode.st_mode), inode.st_uid, inode.st_gid, data, shared)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _as_json(found: PathState | None) -> dict[str, Any] | None:
-    if found is None:
+def _as_json(state: PathState | None) -> dict[str, Any] | None:
+    if state is None:
         return None
-    data = found.data
-    return {**found._asdict(), "data": None if data is None else base64.b64encode(data).decode()}
+    data = state.data
+    return {**state._asdict(), "data": None if data is None else base64.b64encode(data).decode()}
 
 
 def _from_base64(data: str | None) -> bytes | None:
@@ -299,39 +299,39 @@ def _from_base64(data: str | None) -> bytes | None:
 
 def read(path: str, most: int = LARGEST, *, follow: bool = True) -> bytes:
     """Return the content of a regular file of at most ``most`` bytes. Raises OSError."""
-    with opened(path, trusted=ours(), follow=follow) as place:
-        return content(place, most)
+    with opened(path, trusted=ours(), follow=follow) as location:
+        return content(location, most)
 
 
-def content(place: OpenPath, most: int = LARGEST) -> bytes:
+def content(location: OpenPath, most: int = LARGEST) -> bytes:
     """Return the content of the regular file at a place. Raises OSError."""
-    found = place.found
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.path)
-    if not stat.S_ISREG(found.st_mode):
-        raise FileRefusedError(f"{place.path} is {kind(found)}, not a file")
-    shared = not only_trusted(place.parent, ours()) and os.geteuid() == 0
-    if shared and (found.st_uid != place.parent.st_uid or found.st_nlink != 1):
+    inode = location.found
+    if inode is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), location.path)
+    if not stat.S_ISREG(inode.st_mode):
+        raise FileRefusedError(f"{location.path} is {kind(inode)}, not a file")
+    shared = not only_trusted(location.parent, ours()) and os.geteuid() == 0
+    if shared and (inode.st_uid != location.parent.st_uid or inode.st_nlink != 1):
         raise FileRefusedError(
-            f"{place.path} is in a directory that other users can write to, and is not a file of the directory's owner "
-            "with one name: root does not read it"
+            f"{location.path} is in a directory that other users can write to, and is not a file of the directory's "
+            "owner with one name: root does not read it"
         )
     # The same file that was looked at, whatever is at the path now. No terminal becomes the controlling one.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        number = os.open(f"/proc/self/fd/{place.number}", flags)
+        number = os.open(f"/proc/self/fd/{location.number}", flags)
     except OSError as err:
-        raise OSError(err.errno, err.strerror, place.path) from None
+        raise OSError(err.errno, err.strerror, location.path) from None
     data = bytearray()
     try:
-        if found.st_size <= most:
+        if inode.st_size <= most:
             # The kernel's own files refuse to fill a large buffer.
             while len(data) <= most and (part := os.read(number, PART)):
                 data += part
     finally:
         os.close(number)
-    if len(data) > most or found.st_size > most:
-        raise FileRefusedError(f"{place.path} is larger than {most >> 10} KiB")
+    if len(data) > most or inode.st_size > most:
+        raise FileRefusedError(f"{location.path} is larger than {most >> 10} KiB")
     return bytes(data)
 
 
@@ -345,13 +345,13 @@ def text(path: str, most: int = LARGEST) -> str:
 
 def names(path: str) -> list[str]:
     """Return the names in a folder, which is not a link. Raises OSError."""
-    with opened(path, trusted=ours(), follow=False) as place:
-        return names_at(place)
+    with opened(path, trusted=ours(), follow=False) as location:
+        return names_at(location)
 
 
-def names_at(place: OpenPath) -> list[str]:
+def names_at(location: OpenPath) -> list[str]:
     """Return the names in the folder at a place. Raises OSError."""
-    number = os.open(f"/proc/self/fd/{place.number}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    number = os.open(f"/proc/self/fd/{location.number}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return os.listdir(number)  # noqa: PTH208
     finally:
@@ -378,10 +378,10 @@ def rename(path: str, name: str, uid: int) -> None:
 
 
 def _rename(path: str, name: str) -> None:
-    with opened(path, trusted=ours(), follow=False) as place:
-        refuse_foreign_folder(place, os.geteuid(), ours())
-        os.rename(place.name, name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
-        _sync(place)
+    with opened(path, trusted=ours(), follow=False) as location:
+        refuse_foreign_folder(location, os.geteuid(), ours())
+        os.rename(location.name, name, src_dir_fd=location.folder, dst_dir_fd=location.folder)
+        _sync(location)
 
 
 def copy_attributes(source: str, target: str, uid: int) -> None:
@@ -393,8 +393,8 @@ def copy_attributes(source: str, target: str, uid: int) -> None:
 
 
 def _copy_attributes(source: str, target: str, labelled: bool) -> None:
-    with opened(source, trusted=ours()) as one, opened(target, trusted=ours(), follow=False) as other:
-        paths = [f"/proc/self/fd/{place.number}" for place in (one, other)]
+    with opened(source, trusted=ours()) as original, opened(target, trusted=ours(), follow=False) as other:
+        paths = [f"/proc/self/fd/{location.number}" for location in (original, other)]
         _keep_attributes(*paths, labelled=labelled)
 
 
@@ -422,65 +422,65 @@ def _in_folder_of(path: str, uid: int) -> bool:
     folder = ""
     for part in _components(path)[:-1]:
         folder += f"/{part}"
-        found = status(folder)
-        if found is None or found.st_uid == uid:
-            return found is not None
+        inode = status(folder)
+        if inode is None or inode.st_uid == uid:
+            return inode is not None
     return False
 
 
 def _write(path: str, data: bytes, mode: int, owner: Ids, keep_as: str | None) -> None:
-    with opened(path, trusted=ours(), follow=False, make=0o755 if os.geteuid() == 0 else 0o700) as place:
-        refuse_foreign_place(place, owner[0], ours())
+    with opened(path, trusted=ours(), follow=False, make=0o755 if os.geteuid() == 0 else 0o700) as location:
+        refuse_foreign_place(location, owner[0], ours())
         if keep_as is not None:
-            _keep(place, keep_as)
-        replace(place, data, mode, owner)
+            _keep(location, keep_as)
+        replace(location, data, mode, owner)
 
 
 def _remove(path: str, uid: int, keep_as: str | None) -> None:
     try:
-        with opened(path, trusted=ours(), follow=False) as place:
-            if place.found is None:
+        with opened(path, trusted=ours(), follow=False) as location:
+            if location.found is None:
                 return
-            refuse_foreign_place(place, uid, ours())
+            refuse_foreign_place(location, uid, ours())
             if keep_as is not None:
-                _keep(place, keep_as)
-            os.unlink(place.name, dir_fd=place.folder)
+                _keep(location, keep_as)
+            os.unlink(location.name, dir_fd=location.folder)
     except (FileNotFoundError, NotADirectoryError):
         return
 
 
-def refuse_foreign_place(place: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
+def refuse_foreign_place(location: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
     """Raise FileRefusedError if root must not replace what is there with a file of ``owner``."""
-    refuse_foreign_folder(place, owner, trusted)
-    if place.found is None or trusted is None or only_trusted(place.parent, trusted):
+    refuse_foreign_folder(location, owner, trusted)
+    if location.found is None or trusted is None or only_trusted(location.parent, trusted):
         return
-    if place.found.st_uid not in {*trusted, owner}:
-        user = place.found.st_uid
+    if location.found.st_uid not in {*trusted, owner}:
+        user = location.found.st_uid
         raise FileRefusedError(
-            f"{place.path} belongs to another user ({user_name(user)}, uid {user}), in a directory that others can "
+            f"{location.path} belongs to another user ({user_name(user)}, uid {user}), in a directory that others can "
             "write to: root does not replace it: remove it, or select another directory"
         )
 
 
-def _keep(place: OpenPath, suffix: str) -> None:
+def _keep(location: OpenPath, suffix: str) -> None:
     """Copy the old file to its name with a suffix."""
-    found = place.found
-    if found is not None and stat.S_ISREG(found.st_mode):
-        copy = place._replace(name=place.name + suffix)
-        replace(copy, content(place, LARGEST_ANSWER), stat.S_IMODE(found.st_mode), (found.st_uid, found.st_gid))
+    inode = location.found
+    if inode is not None and stat.S_ISREG(inode.st_mode):
+        copy = location._replace(name=location.name + suffix)
+        replace(copy, content(location, LARGEST_ANSWER), stat.S_IMODE(inode.st_mode), (inode.st_uid, inode.st_gid))
 
 
-def replace(place: OpenPath, data: bytes, mode: int, owner: Ids) -> None:
+def replace(location: OpenPath, data: bytes, mode: int, owner: Ids) -> None:
     """Write a file in the open folder of a place: a temporary file, renamed when it is on the disk. Raises OSError."""
-    with draft(place) as number:
+    with draft(location) as number:
         with os.fdopen(os.dup(number), "wb") as stream:
             stream.write(data)
-        found = os.fstat(number)
-        if (found.st_uid, found.st_gid) != owner:
+        inode = os.fstat(number)
+        if (inode.st_uid, inode.st_gid) != owner:
             os.fchown(number, *owner)
-        if place.found is not None and stat.S_ISREG(place.found.st_mode):
+        if location.found is not None and stat.S_ISREG(location.found.st_mode):
             # Before the mode: it also limits what the access list allows.
-            _keep_attributes(f"/proc/self/fd/{place.number}", f"/proc/self/fd/{number}")
+            _keep_attributes(f"/proc/self/fd/{location.number}", f"/proc/self/fd/{number}")
         os.fchmod(number, mode)
 
 
@@ -501,28 +501,28 @@ def _keep_attributes(old: str, new: str, *, labelled: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def draft(place: OpenPath, mode: int = 0o600) -> Iterator[int]:
+def draft(location: OpenPath, mode: int = 0o600) -> Iterator[int]:
     """Yield the descriptor of a temporary file, which replaces what is at the path at the end if nothing is raised."""
-    name = f".{place.name[:LONGEST_NAME]}.{secrets.token_hex(4)}.gpunode"
+    name = f".{location.name[:LONGEST_NAME]}.{secrets.token_hex(4)}.gpunode"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(name, flags, mode, dir_fd=place.folder)
+    number = os.open(name, flags, mode, dir_fd=location.folder)
     try:
         yield number
         os.fsync(number)
-        os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+        os.rename(name, location.name, src_dir_fd=location.folder, dst_dir_fd=location.folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=place.folder)
+            os.unlink(name, dir_fd=location.folder)
         raise
     finally:
         os.close(number)
-    _sync(place)
+    _sync(location)
 
 
-def _sync(place: OpenPath) -> None:
+def _sync(location: OpenPath) -> None:
     """Write the folder of a place to the disk, if that is possible."""
     with contextlib.suppress(OSError):
-        number = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+        number = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=location.folder)
         try:
             os.fsync(number)
         finally:
@@ -531,14 +531,14 @@ def _sync(place: OpenPath) -> None:
 
 def make_folder(path: str, mode: int) -> None:
     """Create a folder of root, or set the mode of an existing one. Raises OSError: also if it belongs to others."""
-    with opened(path, trusted=ours(), follow=False, make=0o755) as place:
-        refuse_foreign_folder(place, os.geteuid(), ours())
-        if place.found is None:
+    with opened(path, trusted=ours(), follow=False, make=0o755) as location:
+        refuse_foreign_folder(location, os.geteuid(), ours())
+        if location.found is None:
             # Before a umask and after the next line, nobody else may enter.
-            os.mkdir(place.name, 0o700, dir_fd=place.folder)
+            os.mkdir(location.name, 0o700, dir_fd=location.folder)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            number = os.open(place.name, flags, dir_fd=place.folder)
+            number = os.open(location.name, flags, dir_fd=location.folder)
         except OSError as err:
             if err.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
@@ -550,20 +550,20 @@ def make_folder(path: str, mode: int) -> None:
             os.close(number)
 
 
-def refuse_foreign_owner(path: str, found: os.stat_result) -> None:
+def refuse_foreign_owner(path: str, inode: os.stat_result) -> None:
     """Raise FileRefusedError if a folder belongs to another user."""
-    if found.st_uid not in ours():
+    if inode.st_uid not in ours():
         raise FileRefusedError(
-            f"{path} belongs to another user ({user_name(found.st_uid)}, uid {found.st_uid}), who can change what is "
+            f"{path} belongs to another user ({user_name(inode.st_uid)}, uid {inode.st_uid}), who can change what is "
             "in it: move it, or give it to root with its content"
         )
 
 
 def remove_folder(path: str) -> None:
     """Remove an empty folder. Raises OSError."""
-    with opened(path, trusted=ours(), follow=False) as place:
-        refuse_foreign_folder(place, os.geteuid(), ours())
-        os.rmdir(place.name, dir_fd=place.folder)
+    with opened(path, trusted=ours(), follow=False) as location:
+        refuse_foreign_folder(location, os.geteuid(), ours())
+        os.rmdir(location.name, dir_fd=location.folder)
 
 
 def limited(uid: int | None, work: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:

@@ -24,34 +24,34 @@ def file_state(path: str) -> dict[str, Any]:
     ``problem``: why a path could not be read.
     """
     try:
-        with file_access.opened(path, trusted=file_access.ours(), follow=False) as place:
-            return _state_of(place)
+        with file_access.opened(path, trusted=file_access.ours(), follow=False) as location:
+            return _state_of(location)
     except (FileNotFoundError, NotADirectoryError):
         return {"kind": "absent"}
     except OSError as err:
         return {"kind": "unknown", "problem": reason(path, err)}
 
 
-def _state_of(place: file_access.OpenPath) -> dict[str, Any]:
-    there = place.found
-    if there is None:
+def _state_of(location: file_access.OpenPath) -> dict[str, Any]:
+    status = location.found
+    if status is None:
         return {"kind": "absent"}
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "kind": "other",
-        "mode": f"{stat.S_IMODE(there.st_mode):04o}",
-        "owner": name_of(pwd.getpwuid, there.st_uid),
-        "group": name_of(grp.getgrgid, there.st_gid),
-        "mtime": there.st_mtime,
+        "mode": f"{stat.S_IMODE(status.st_mode):04o}",
+        "owner": name_of(pwd.getpwuid, status.st_uid),
+        "group": name_of(grp.getgrgid, status.st_gid),
+        "mtime": status.st_mtime,
     }
-    if stat.S_ISREG(there.st_mode):
-        found["kind"] = "file"
-        if there.st_size <= LARGEST:
-            found["sha256"] = hashlib.sha256(file_access.content(place, LARGEST)).hexdigest()
-    elif stat.S_ISDIR(there.st_mode):
-        found.update(kind="folder", entries=len(file_access.names_at(place)))
-    elif stat.S_ISLNK(there.st_mode):
-        found.update(kind="link", target=os.readlink("", dir_fd=place.number))
-    return found
+    if stat.S_ISREG(status.st_mode):
+        state["kind"] = "file"
+        if status.st_size <= LARGEST:
+            state["sha256"] = hashlib.sha256(file_access.content(location, LARGEST)).hexdigest()
+    elif stat.S_ISDIR(status.st_mode):
+        state.update(kind="folder", entries=len(file_access.names_at(location)))
+    elif stat.S_ISLNK(status.st_mode):
+        state.update(kind="link", target=os.readlink("", dir_fd=location.number))
+    return state
 
 
 def reason(path: str, err: OSError) -> str:
@@ -70,10 +70,10 @@ def name_of(database: Any, number: int) -> str:
 def document(path: str) -> str | None:
     """Return the text of a file; None if it is absent, larger than ``file_access.LARGEST`` or not text."""
     try:
-        found: str = file_access.text(path)
+        text: str = file_access.text(path)
     except OSError:
         return None
-    return found
+    return text
 
 
 def collected(paths: list[str], globs: list[str], contents: list[str]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ DISPLAY = re.compile(r"/dev/dri/")
 
 def holders(proc: str = "/proc") -> list[dict[str, Any]]:
     """Return the processes with an open driver device: ``pid``, ``name``, ``unit`` (empty: none), ``devices``."""
-    found = []
-    for process in sorted(Path(proc).glob("[0-9]*"), key=lambda one: int(one.name)):
+    rows = []
+    for process in sorted(Path(proc).glob("[0-9]*"), key=lambda path: int(path.name)):
         devices = set()
         try:
             for entry in (process / "fd").iterdir():
@@ -29,13 +29,13 @@ def holders(proc: str = "/proc") -> list[dict[str, Any]]:
             continue  # The process ended.
         if devices:
             row = {"pid": int(process.name), "name": _text(process / "comm").strip() or "?"}
-            found.append({**row, "unit": unit_of(_text(process / "cgroup")), "devices": sorted(devices)})
-    return found
+            rows.append({**row, "unit": unit_of(_text(process / "cgroup")), "devices": sorted(devices)})
+    return rows
 
 
-def computing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def computing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the processes that compute: CUDA's memory device is open, and they are not daemons of NVIDIA."""
-    return [one for one in found if one["name"] not in DAEMONS and any("nvidia-uvm" in path for path in one["devices"])]
+    return [row for row in rows if row["name"] not in DAEMONS and any("nvidia-uvm" in path for path in row["devices"])]
 
 
 def title(holder: dict[str, Any]) -> str:
@@ -46,30 +46,30 @@ def title(holder: dict[str, Any]) -> str:
 
 def unit_of(cgroup: str) -> str:
     """Return the systemd service of a process from its ``/proc/PID/cgroup``; empty without one."""
-    found = re.findall(r"/([^/\n]+\.service)(?=/|$)", cgroup, re.MULTILINE)
-    return found[-1] if found else ""
+    services = re.findall(r"/([^/\n]+\.service)(?=/|$)", cgroup, re.MULTILINE)
+    return services[-1] if services else ""
 
 
 def modules(text: str) -> dict[str, tuple[int, list[str]]]:
     """Parse the output of ``lsmod``; return name to (number of users, modules among them)."""
-    found = {}
+    loaded = {}
     for line in text.splitlines():
         name, *numbers = line.split()[:4] or [""]
         if len(numbers) >= 2 and numbers[0].isdigit() and numbers[1].isdigit():
             users = numbers[2].split(",") if len(numbers) > 2 else []
-            found[name] = (int(numbers[1]), [one for one in users if one and one != "-"])
-    return found
+            loaded[name] = (int(numbers[1]), [user for user in users if user and user != "-"])
+    return loaded
 
 
-def obstacles(loaded: dict[str, tuple[int, list[str]]], found: list[dict[str, Any]], units: list[str]) -> list[str]:
+def obstacles(loaded: dict[str, tuple[int, list[str]]], rows: list[dict[str, Any]], units: list[str]) -> list[str]:
     """Return why the driver's modules cannot be unloaded after these units were stopped, one line each."""
     lines = []
     above = {user for name in FAMILY for user in loaded.get(name, (0, []))[1]} - set(FAMILY)
     lines += [f"module {name} uses the driver" for name in sorted(above)]
     drm = loaded.get("nvidia_drm", (0, []))[0] > 0
-    holding = [one for one in found if any(DEVICE.match(path) for path in one["devices"]) or drm]
-    foreign = [one for one in holding if one["unit"] not in units]
-    lines += [f"{title(one)} holds {one['devices'][0]}" for one in foreign]
+    holding = [holder for holder in rows if any(DEVICE.match(path) for path in holder["devices"]) or drm]
+    foreign = [holder for holder in holding if holder["unit"] not in units]
+    lines += [f"{title(holder)} holds {holder['devices'][0]}" for holder in foreign]
     for name in FAMILY:
         count, users = loaded.get(name, (0, []))
         # Persistence mode counts as a user without a process; it ends when its daemon is stopped.

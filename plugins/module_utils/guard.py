@@ -123,10 +123,10 @@ class Guard:
     def read(self, document: str) -> dict[str, Any] | None:
         """Return one of the guard's documents; None if it is absent."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / document).read_text(encoding="utf-8"))
+            content: dict[str, Any] = json.loads((self.folder / document).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        return found
+        return content
 
     def write(self, document: str, content: dict[str, Any]) -> None:
         """Write a document so that it survives a power failure."""
@@ -147,7 +147,7 @@ class Guard:
     @property
     def start(self) -> list[str]:
         """Return the command that starts the program."""
-        python = next((one for one in PYTHONS if Path(one).exists()), sys.executable)
+        python = next((path for path in PYTHONS if Path(path).exists()), sys.executable)
         return [python, "-I", str(self.folder / "program.py")]
 
     def arm(self, record: dict[str, Any], programs: dict[str, str], limit_s: int) -> None:
@@ -367,21 +367,21 @@ def last_line(output: str) -> str:
 def kept(path: str, uid: int = 0) -> dict[str, Any]:
     """Return the state of a path, for ``put_back`` to restore; ``uid``: the owner of its folder."""
     try:
-        there = file_access.path_state(path, uid, LARGEST)
+        state = file_access.path_state(path, uid, LARGEST)
     except OSError as err:
         raise GuardError(f"{path}: {err}: its old state cannot be saved") from None
-    if there is None:
+    if state is None:
         return {"path": path, "kind": "absent", "uid": uid}
-    owner = (there.uid, there.gid)
-    if uid not in (0, there.uid) and file_access.in_folder_of(path, uid):
+    owner = (state.uid, state.gid)
+    if uid not in (0, state.uid) and file_access.in_folder_of(path, uid):
         # In the user's own folder root writes that user's files only, also in place of a file of root.
         owner = (uid, pwd.getpwuid(uid).pw_gid)
-    entry = {"path": path, "mode": there.mode, "uid": owner[0], "gid": owner[1]}
-    if there.kind == "a symbolic link" and not there.shared:
+    entry = {"path": path, "mode": state.mode, "uid": owner[0], "gid": owner[1]}
+    if state.kind == "a symbolic link" and not state.shared:
         return {**entry, "kind": "link", "target": os.readlink(path)}  # noqa: PTH115
-    if there.data is None:
+    if state.data is None:
         raise GuardError(f"{path} is not a file of at most {LARGEST >> 20} MiB: its old state cannot be saved")
-    return {**entry, "kind": "file", "data": base64.b64encode(there.data).decode("ascii")}
+    return {**entry, "kind": "file", "data": base64.b64encode(state.data).decode("ascii")}
 
 
 def put_back(entry: dict[str, Any]) -> bool:
@@ -445,10 +445,10 @@ def to_lock(data: bytes, names: list[str]) -> list[str]:
 def lock_passwords(names: list[str]) -> None:
     """Write ``*`` before the passwords of users. Raises OSError."""
     with passwords_locked():
-        there = file_access.path_state(SHADOW, 0, LARGEST)
-        if there is None or there.data is None:
+        shadow = file_access.path_state(SHADOW, 0, LARGEST)
+        if shadow is None or shadow.data is None:
             raise FileNotFoundError(f"{SHADOW} is missing or too large")
-        replace_shadow(without_passwords(there.data, names), there.mode, (there.uid, there.gid))
+        replace_shadow(without_passwords(shadow.data, names), shadow.mode, (shadow.uid, shadow.gid))
 
 
 def replace_shadow(data: bytes, mode: int, owner: tuple[int, int]) -> None:
@@ -463,8 +463,8 @@ def unlocked(entry: dict[str, Any]) -> bool:
     """Restore the passwords that ``lock_passwords`` locked; changes of other programs since then stay."""
     before = base64.b64decode(entry["data"])
     with passwords_locked():
-        there = file_access.path_state(SHADOW, 0, LARGEST)
-        data = b"" if there is None or there.data is None else there.data
+        shadow = file_access.path_state(SHADOW, 0, LARGEST)
+        data = b"" if shadow is None or shadow.data is None else shadow.data
         copy = file_access.path_state(entry["copy"], 0, LARGEST)
         if data in (b"", without_passwords(before, entry["locked"])) and copy is not None and copy.data == before:
             file_access.rename(entry["copy"], Path(SHADOW).name, 0)

@@ -63,20 +63,20 @@ def applied(
     """Return (changed paths, diffs). ``check``: change nothing. All files are validated before the first change."""
     changed: list[str] = []
     diffs: list[dict[str, Any]] = []
-    pending = [(file, found) for file in files if _differs(file, found := current(file))]
-    for file, found in pending:
-        refuse_foreign(file, found, check)
+    pending = [(file, state) for file in files if _differs(file, state := current(file))]
+    for file, state in pending:
+        refuse_foreign(file, state, check)
         validate(file)
     for folder in folders:
         if folder["state"] == "present":
             _note(changed, diffs, made(folder, check))
-    for file, found in pending:
-        diffs.append(_difference(file, found))
+    for file, state in pending:
+        diffs.append(_difference(file, state))
         if not check:
             remove(file) if file["content"] is None else write(file)
         changed.append(file["path"])
     going = {file["path"] for file in files if file["content"] is None}
-    for folder in sorted(folders, key=lambda one: -len(one["path"])):
+    for folder in sorted(folders, key=lambda folder: -len(folder["path"])):
         if folder["state"] == "absent_if_empty":
             gone = emptied(folder, going, check)
             _note(changed, diffs, gone)
@@ -123,24 +123,24 @@ def differs(file: dict[str, Any]) -> bool:
     return _differs(file, current(file))
 
 
-def _differs(file: dict[str, Any], found: PathState | None) -> bool:
-    if file["content"] is None or found is None:
-        return (file["content"] is None) != (found is None)
-    if found.kind != FILE or attributes(found.mode, found.uid, found.gid) != wanted_attributes(file):
+def _differs(file: dict[str, Any], state: PathState | None) -> bool:
+    if file["content"] is None or state is None:
+        return (file["content"] is None) != (state is None)
+    if state.kind != FILE or attributes(state.mode, state.uid, state.gid) != wanted_attributes(file):
         return True
-    return found.data is None or found.data != bytes_of(file)
+    return state.data is None or state.data != bytes_of(file)
 
 
-def refuse_foreign(file: dict[str, Any], found: PathState | None, check: bool) -> None:
+def refuse_foreign(file: dict[str, Any], state: PathState | None, check: bool) -> None:
     """Raise FileRefusedError if something else than a file is at the path, or it changed since the plan was made."""
     path = file["path"]
     # A link in a folder of root is replaced: nobody else made it.
-    if found is not None and found.kind != FILE and (found.shared or found.kind != LINK):
-        raise FileRefusedError(f"{path} is {found.kind}, expected a file: move it")
+    if state is not None and state.kind != FILE and (state.shared or state.kind != LINK):
+        raise FileRefusedError(f"{path} is {state.kind}, expected a file: move it")
     expected = file["expect_sha256"]
     # In check mode the content may be computed from a file that an earlier role would have written.
     if expected is not None and not check:
-        now = found.data if found is not None else None
+        now = state.data if state is not None else None
         if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
             raise FileRefusedError(f"{path} was changed by another process: run this again")
 
@@ -171,18 +171,18 @@ def difference(file: dict[str, Any]) -> dict[str, Any]:
     return _difference(file, current(file))
 
 
-def _difference(file: dict[str, Any], found: PathState | None) -> dict[str, Any]:
-    now, later = found.data if found is not None else None, bytes_of(file)
-    if _secret(file, found, later):
+def _difference(file: dict[str, Any], state: PathState | None) -> dict[str, Any]:
+    now, later = state.data if state is not None else None, bytes_of(file)
+    if _secret(file, state, later):
         texts = ["" if data is None else HIDDEN for data in (now, later)]
         if now is not None and later is not None and now != later:
             texts[1] = "(other content, not shown)\n"
-    elif found is not None and found.uid not in ours():
-        texts = _of_another_user(found, now, later)
+    elif state is not None and state.uid not in ours():
+        texts = _of_another_user(state, now, later)
     else:
         texts = _texts(now, later)
-    if found is not None and later is not None:
-        before = attributes(found.mode, found.uid, found.gid)
+    if state is not None and later is not None:
+        before = attributes(state.mode, state.uid, state.gid)
         if before != wanted_attributes(file):
             texts = [f"# {before}\n{texts[0]}", f"# {wanted_attributes(file)}\n{texts[1]}"]
     return {
@@ -193,11 +193,11 @@ def _difference(file: dict[str, Any], found: PathState | None) -> dict[str, Any]
     }
 
 
-def _secret(file: dict[str, Any], found: PathState | None, later: bytes | None) -> bool:
+def _secret(file: dict[str, Any], state: PathState | None, later: bytes | None) -> bool:
     """Return whether a diff must not show the content of a file, the old one or the new one."""
-    if file["private"] or (later is None and found is not None and not found.mode & stat.S_IROTH):
+    if file["private"] or (later is None and state is not None and not state.mode & stat.S_IROTH):
         return True
-    old = found.data if found is not None else None
+    old = state.data if state is not None else None
     return any(USER_IN_URL.search(data) for data in (old, later) if data is not None)
 
 
@@ -215,11 +215,11 @@ def _texts(now: bytes | None, later: bytes | None) -> list[str]:
     return texts
 
 
-def _of_another_user(found: PathState, now: bytes | None, later: bytes | None) -> list[str]:
+def _of_another_user(state: PathState, now: bytes | None, later: bytes | None) -> list[str]:
     """Return what a diff shows of a user's file: only the lines that are added, none of the user's."""
     old, new = ((data or b"").decode("utf-8", "replace").splitlines() for data in (now, later))
     added = [line for line in new if line not in old]
-    kept, owner = sum(1 for line in old if line in new), user_name(found.uid)
+    kept, owner = sum(1 for line in old if line in new), user_name(state.uid)
     stay = f"({kept} lines of {owner} that stay, not shown)\n" if kept else ""
     go = f"({len(old) - kept} lines of {owner} that are removed, not shown)\n" if len(old) > kept else ""
     return [stay + go, stay + "".join(f"{line}\n" for line in added)]
@@ -244,24 +244,24 @@ def _suffix(file: dict[str, Any]) -> str | None:
 def made(folder: dict[str, Any], check: bool) -> dict[str, Any] | None:
     """Create a folder or set its mode; return the diff, None without a change."""
     path, mode = folder["path"], int(folder["mode"], 8)
-    found = status(path)
-    if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise FileRefusedError(f"{path} is {kind(found)} and is not a directory: move it")
-    if found is not None:
-        file_access.refuse_foreign_owner(path, found)
-        if stat.S_IMODE(found.st_mode) == mode:
+    inode = status(path)
+    if inode is not None and not stat.S_ISDIR(inode.st_mode):
+        raise FileRefusedError(f"{path} is {kind(inode)} and is not a directory: move it")
+    if inode is not None:
+        file_access.refuse_foreign_owner(path, inode)
+        if stat.S_IMODE(inode.st_mode) == mode:
             return None
     if not check:
         file_access.make_folder(path, mode)
-    before = "(absent)\n" if found is None else f"folder, mode {stat.S_IMODE(found.st_mode):04o}\n"
+    before = "(absent)\n" if inode is None else f"folder, mode {stat.S_IMODE(inode.st_mode):04o}\n"
     return {"before_header": path, "after_header": path, "before": before, "after": f"folder, mode {mode:04o}\n"}
 
 
 def emptied(folder: dict[str, Any], going: set[str], check: bool) -> dict[str, Any] | None:
     """Remove a folder that is empty, or contains only removed paths; return the diff, None if the folder stays."""
     path = folder["path"]
-    found = status(path)
-    if found is None or not stat.S_ISDIR(found.st_mode):
+    inode = status(path)
+    if inode is None or not stat.S_ISDIR(inode.st_mode):
         return None
     if any(f"{path}/{name}" not in going for name in names(path)):
         return None

@@ -14,12 +14,12 @@ LARGEST = 1 << 19
 
 def keyrings() -> dict[str, str]:
     """Return the content of each such keyring in base64, by path. The controller reads the keys in it."""
-    found = {}
+    contents = {}
     for path in (APT / "trusted.gpg", *sorted((APT / "trusted.gpg.d").glob("*.gpg"))):
         try:
             data = path.read_bytes() if path.stat().st_size <= LARGEST else b""
         except OSError:
             continue
         if any(bytes.fromhex(key) in data for key in KEYS):
-            found[str(path)] = base64.b64encode(data).decode("ascii")
-    return found
+            contents[str(path)] = base64.b64encode(data).decode("ascii")
+    return contents

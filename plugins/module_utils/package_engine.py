@@ -53,15 +53,15 @@ PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 def gpu_users() -> list[str]:
     """Return the processes that compute on a GPU now."""
-    return [gpu_use.title(one) for one in gpu_use.computing(gpu_use.holders())]
+    return [gpu_use.title(process) for process in gpu_use.computing(gpu_use.holders())]
 
 
-def answered(given: Fields, *, simulate: bool) -> Fields:
+def answered(options: Fields, *, simulate: bool) -> Fields:
     """Return the answer to a question; options that it lacks have their defaults.
 
     For dnf the module is restarted under the Python that has dnf's bindings, if this one lacks them.
     """
-    question = {name: option.get("default") for name, option in OPTIONS.items()} | given | {"simulate": simulate}
+    question = {name: option.get("default") for name, option in OPTIONS.items()} | options | {"simulate": simulate}
     if question["idle_gpus"]:
         question["gpu_users"] = gpu_users
     if question["manager"] == "dnf" and dnf_transaction.dnf is None:

@@ -34,27 +34,27 @@ def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict
     with private_apt(files or {}) as (_folder, options):
         failed = refresh(["apt-get", *options], UPDATE_LIMIT_S)
         known = output_of(["apt-cache", *options, "pkgnames"], ANSWER_LIMIT_S).split()
-        wanted = sorted({one for one in known if any(fnmatch.fnmatchcase(one, name) for name in names)})[:MOST]
-        found = {name: versions for name, versions in offered(options, wanted).items() if versions}
-        if failed and not found:
+        wanted = sorted({choice for choice in known if any(fnmatch.fnmatchcase(choice, name) for name in names)})[:MOST]
+        by_name = {name: versions for name, versions in offered(options, wanted).items() if versions}
+        if failed and not by_name:
             raise AptError("; ".join(failed))
-        return found
+        return by_name
 
 
 def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
     """Return name to versions, from dnf's command line, which is the same for dnf 4 and 5."""
     # Only metadata are read: packages are verified when they are installed.
-    options = [f"--repofrompath={one['id']}-asked,{one['url']}" for one in repositories_of(files or {}) if one["url"]]
+    options = [f"--repofrompath={row['id']}-asked,{row['url']}" for row in repositories_of(files or {}) if row["url"]]
     argv = ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names]
     status, output, errors = commands.run(argv, DNF_LIMIT_S)
     if status != 0:
         raise AptError((errors.strip().splitlines() or ["dnf repoquery failed"])[-1])
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for line in output.splitlines():
         name, _, version = line.strip().partition(" ")
-        if version and len(found) < MOST:
-            found.setdefault(name, []).insert(0, version)
-    return found
+        if version and len(by_name) < MOST:
+            by_name.setdefault(name, []).insert(0, version)
+    return by_name
 
 
 def answered(question: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ FIRST_TRANSACTION_S = 3600
 
 def lists(text: str) -> tuple[list[str] | None, list[str]]:
     """Return the packages that were there before the role, None if that is not recorded, and those of the role."""
-    before, mark, own = text.partition(MARK)
-    return before.split() if before.strip() or not mark else None, own.split()
+    before, mark, added = text.partition(MARK)
+    return before.split() if before.strip() or not mark else None, added.split()
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -39,33 +39,33 @@ def owned(path: str | None, names: Iterable[str], changed_at: Callable[[str], fl
     """
     if not path or not Path(path).is_file():
         return set()
-    before, own = lists(file_access.text(path))
+    before, added = lists(file_access.text(path))
     if before is None:
-        return {*names} & {*own}
+        return {*names} & {*added}
     end = Path(path).stat().st_mtime + FIRST_TRANSACTION_S
-    times = {name: changed_at(name) for name in {*names} - {*before} - {*own}}
-    return ({*names} & {*own}) | {name for name, time in times.items() if time is None or time < end}
+    times = {name: changed_at(name) for name in {*names} - {*before} - {*added}}
+    return ({*names} & {*added}) | {name for name, time in times.items() if time is None or time < end}
 
 
 def note(path: str | None, names: Iterable[str]) -> None:
     """Write packages that a transaction is about to install into the record."""
     if path:
-        there = file_access.text(path) if Path(path).is_file() else ""
-        _write(path, there, {*lists(there)[1], *names})
+        record = file_access.text(path) if Path(path).is_file() else ""
+        _write(path, record, {*lists(record)[1], *names})
 
 
 def settle(path: str | None, installed: Iterable[str]) -> None:
     """Remove packages from the record that are not installed: a transaction failed, or somebody removed them."""
     if path and Path(path).is_file():
-        there = file_access.text(path)
-        if MARK in there:
-            _write(path, there, {*lists(there)[1]} & {*installed})
+        record = file_access.text(path)
+        if MARK in record:
+            _write(path, record, {*lists(record)[1]} & {*installed})
 
 
-def _write(path: str, there: str, own: set[str]) -> None:
-    head = there.partition(MARK)[0]
-    text = f"{head}{MARK}\n" + "".join(f"{name}\n" for name in sorted(own))
-    if text == there:
+def _write(path: str, record: str, added: set[str]) -> None:
+    head = record.partition(MARK)[0]
+    text = f"{head}{MARK}\n" + "".join(f"{name}\n" for name in sorted(added))
+    if text == record:
         return
     # Of an old record, the time at which it was written counts.
     times = (Path(path).stat().st_atime, Path(path).stat().st_mtime) if head else None

@@ -52,8 +52,8 @@ def collected(users: list[str]) -> dict[str, Any]:
     status, effective, errors = daemon_settings()
     settings = values(effective)
     contents = {path: document_of(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]}
-    own = login()
-    named = [*([own["user"]] if own else []), *users]
+    session = login()
+    named = [*([session["user"]] if session else []), *users]
     return {
         "version": last_line(asked("ssh", "-V")[2]),
         "effective": effective if status == 0 else None,
@@ -64,7 +64,7 @@ def collected(users: list[str]) -> dict[str, Any]:
         "host_keys": host_keys(),
         "weak_moduli": weak_moduli(),
         "accounts": accounts(settings.get("authorizedkeysfile", [".ssh/authorized_keys"]), named),
-        "login": own,
+        "login": session,
         "listening": listening(),
         "units": {name: unit(name) for name in ("ssh.service", "sshd.service", "ssh.socket", "sshd.socket")},
         "selinux": (document("/sys/fs/selinux/enforce") or "").strip() == "1",
@@ -78,11 +78,11 @@ def paths(pattern: str) -> list[str]:
 
 def values(effective: str) -> dict[str, list[str]]:
     """Return the words of each setting that ``sshd -T`` prints; all words of a repeated setting."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in effective.splitlines():
         name, _, rest = line.partition(" ")
-        found.setdefault(name, []).extend(rest.split())
-    return found
+        settings.setdefault(name, []).extend(rest.split())
+    return settings
 
 
 def unit(name: str) -> dict[str, str]:
@@ -100,22 +100,22 @@ def unit(name: str) -> dict[str, str]:
 
 def host_keys() -> list[dict[str, Any]]:
     """Return type, size, mode, owner and age of each private host key."""
-    found = []
+    keys = []
     for path in paths("/etc/ssh/ssh_host_*_key"):
         row = public_key(document(f"{path}.pub") or "")
-        there = os.lstat(path)
-        found.append(
+        status = os.lstat(path)
+        keys.append(
             {
                 "path": path,
                 "type": row.get("type", ""),
                 "bits": row.get("bits", 0),
-                "mode": f"{stat.S_IMODE(there.st_mode):04o}",
-                "owner": name_of(pwd.getpwuid, there.st_uid),
-                "group": name_of(grp.getgrgid, there.st_gid),
-                "mtime": there.st_mtime,
+                "mode": f"{stat.S_IMODE(status.st_mode):04o}",
+                "owner": name_of(pwd.getpwuid, status.st_uid),
+                "group": name_of(grp.getgrgid, status.st_gid),
+                "mtime": status.st_mtime,
             }
         )
-    return found
+    return keys
 
 
 def public_key(line: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def accounts(patterns: list[str], named: list[str]) -> list[dict[str, Any]]:
         shadow = {fields[0]: fields[1] for fields in rows(SHADOW) if len(fields) > 2}
     except OSError:
         shadow = {}
-    found = []
+    listing = []
     deadline = time.monotonic() + ACCOUNTS_S
     for name in dict.fromkeys([*named, *local]):
         try:
@@ -171,8 +171,8 @@ def accounts(patterns: list[str], named: list[str]) -> list[dict[str, Any]]:
             continue
         if entry.pw_shell.rpartition("/")[2] in NO_LOGIN:
             continue
-        found.append(account(entry, shadow.get(name), patterns, deadline))
-    return found[:MOST_ACCOUNTS]
+        listing.append(account(entry, shadow.get(name), patterns, deadline))
+    return listing[:MOST_ACCOUNTS]
 
 
 def rows(path: str) -> list[list[str]]:
@@ -189,7 +189,7 @@ def account(
 ) -> dict[str, Any]:
     """Return one account; its password only as a state (none, locked, closed, set, unknown)."""
     state = "unknown" if hashed is None else {"": "none", "!": "closed", "*": "locked"}.get(hashed[:1], "set")
-    groups = {name_of(grp.getgrgid, one) for one in os.getgrouplist(entry.pw_name, entry.pw_gid)}
+    groups = {name_of(grp.getgrgid, gid) for gid in os.getgrouplist(entry.pw_name, entry.pw_gid)}
     return {
         "name": entry.pw_name,
         "uid": entry.pw_uid,
@@ -208,11 +208,11 @@ def keys_of(entry: pwd.struct_passwd, patterns: list[str], deadline: float) -> d
     try:
         if limit_s <= 0:
             raise FileRefusedError(f"the homes before {entry.pw_dir} did not answer in {ACCOUNTS_S} s")
-        found: dict[str, Any] = file_access.limited(entry.pw_uid, lambda: _keys_of(entry, patterns), limit_s)
+        answer: dict[str, Any] = file_access.limited(entry.pw_uid, lambda: _keys_of(entry, patterns), limit_s)
     except OSError as err:
         problem = f"the keys of {entry.pw_name} below {entry.pw_dir} could not be read: {err}"
-        found = {"keys": [], "keys_problem": problem, "document": None, "document_problem": problem}
-    return {**found, "keys": found["keys"][:MOST_KEYS]}
+        answer = {"keys": [], "keys_problem": problem, "document": None, "document_problem": problem}
+    return {**answer, "keys": answer["keys"][:MOST_KEYS]}
 
 
 def _keys_of(entry: pwd.struct_passwd, patterns: list[str]) -> dict[str, Any]:
@@ -255,10 +255,10 @@ def strict_problem(path: str, entry: pwd.struct_passwd) -> str:
     real = Path(os.path.realpath(path))
     home = Path(os.path.realpath(entry.pw_dir))
     chain = [real, *(folder for folder in real.parents if folder == home or home in folder.parents)]
-    for one in chain:
-        there = one.stat()
-        if there.st_uid not in (0, entry.pw_uid) or there.st_mode & WRITABLE_BY_OTHERS:
-            return f"{one} belongs to another user or can be written by others, and sshd therefore ignores it"
+    for part in chain:
+        status = part.stat()
+        if status.st_uid not in (0, entry.pw_uid) or status.st_mode & WRITABLE_BY_OTHERS:
+            return f"{part} belongs to another user or can be written by others, and sshd therefore ignores it"
     return ""
 
 
@@ -271,7 +271,7 @@ def login() -> dict[str, Any] | None:
             parent = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1]
         except (OSError, IndexError):
             return None
-        fields = dict(one.partition(b"=")[::2] for one in data.split(b"\0"))
+        fields = dict(variable.partition(b"=")[::2] for variable in data.split(b"\0"))
         words = fields.get(b"SSH_CONNECTION", b"").decode("ascii", "replace").split()
         if len(words) == 4 and b"SUDO_USER" not in fields:
             user = fields.get(b"LOGNAME", fields.get(b"USER", b"")).decode("utf-8", "replace")
@@ -296,8 +296,8 @@ def listening() -> list[int]:
 def answered(question: dict[str, Any]) -> dict[str, Any]:
     """Return the effective sshd configuration, in general and for given logins, as if files were in place."""
     calls = [["sshd", "-t"], ["sshd", "-T"]]
-    for one in question["logins"]:
-        connection = f"user={one['user']},host={one['address']},addr={one['address']},laddr=0.0.0.0,lport={one['port']}"
+    for row in question["logins"]:
+        connection = f"user={row['user']},host={row['address']},addr={row['address']},laddr=0.0.0.0,lport={row['port']}"
         calls.append(["sshd", "-T", "-C", connection])
     try:
         judged, whole, *each = commands.run_with_files(question["files"], calls)
@@ -305,5 +305,5 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
         return {"unavailable": str(err)}
     if judged[0] or whole[0]:
         return {"error": last_line(judged[2] or whole[2]) or f"sshd -t: exit status {judged[0]}"}
-    texts = {one["user"]: text for one, (_, text, _) in zip(question["logins"], each)}  # noqa: B905
+    texts = {row["user"]: text for row, (_, text, _) in zip(question["logins"], each)}  # noqa: B905
     return {"effective": whole[1], "logins": texts}

@@ -97,8 +97,8 @@ def loaded_version() -> str:
         text = LOADED.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
-    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
-    return found[1] if found else ""
+    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
+    return match[1] if match else ""
 
 
 def known_modules() -> dict[str, tuple[int, list[str]]]:
@@ -106,22 +106,22 @@ def known_modules() -> dict[str, tuple[int, list[str]]]:
     code, output, errors = run(["lsmod"], COMMAND_LIMIT_S)
     if code != 0:
         raise ExchangeRefusedError(f"lsmod ended with status {code}: {errors.strip()}")
-    found: dict[str, tuple[int, list[str]]] = modules(output)
-    return found
+    loaded: dict[str, tuple[int, list[str]]] = modules(output)
+    return loaded
 
 
 def in_the_way(units: list[str]) -> list[str]:
     """Return why the modules cannot be unloaded now."""
-    found: list[str] = obstacles(known_modules(), holders(), units)
-    return found
+    reasons: list[str] = obstacles(known_modules(), holders(), units)
+    return reasons
 
 
 def refuse(version: str, units: list[str]) -> None:
     """Raise ExchangeRefusedError if the exchange would fail. Called before anything is stopped."""
     kernel = os.uname().release
-    there = on_disk(kernel)
-    if there != version:
-        raise ExchangeRefusedError(f"kernel {kernel} would load module {there or 'none'}, not {version}")
+    installed = on_disk(kernel)
+    if installed != version:
+        raise ExchangeRefusedError(f"kernel {kernel} would load module {installed or 'none'}, not {version}")
     reasons = in_the_way(units)
     if reasons:
         raise ExchangeRefusedError("; ".join(reasons[:5]))
@@ -140,12 +140,12 @@ def exchange(version: str, units: list[str]) -> None:
     if reasons:
         raise ExchangeRefusedError("; ".join(reasons[:5]))
     before = known_modules()
-    there = [name for name in FAMILY if name in before]
-    for name in there:
+    loaded = [name for name in FAMILY if name in before]
+    for name in loaded:
         error = done(["rmmod", name])
         if error and name in known_modules():
             raise ExchangeRefusedError(f"module {name} stays: {error}")
-    for name in dict.fromkeys([*reversed(there), "nvidia_uvm"]):
+    for name in dict.fromkeys([*reversed(loaded), "nvidia_uvm"]):
         error = done(["modprobe", name])
         if error and name in ("nvidia", "nvidia_uvm"):
             raise ExchangeRefusedError(f"module {name} {version} does not load: {error}")

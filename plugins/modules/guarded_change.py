@@ -180,25 +180,25 @@ class GuardedChange:
 
     def __init__(self, module: QuietModule) -> None:
         self.module = module
-        given = module.params
-        self.files = [{**FILE_DEFAULTS, **file} for file in given["files"]]
-        self.folders = [{**FOLDER_DEFAULTS, **folder} for folder in given["folders"]]
-        self.guard = Guard(given["name"])
-        self.restore = given["activate"] if given["restore"] is None else given["restore"]
+        options = module.params
+        self.files = [{**FILE_DEFAULTS, **file} for file in options["files"]]
+        self.folders = [{**FOLDER_DEFAULTS, **folder} for folder in options["folders"]]
+        self.guard = Guard(options["name"])
+        self.restore = options["activate"] if options["restore"] is None else options["restore"]
 
     def validated(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Run the validation as if the files were in place; return the diff of the output of ``show``."""
-        given = self.module.params
-        show = [given["show"]] if given["show"] else []
-        if not show and not given["validate"]:
+        options = self.module.params
+        show = [options["show"]] if options["show"] else []
+        if not show and not options["validate"]:
             return []
         try:
             before = commands.run_with_files([], show)[0][1] if show else ""
-            *judged, shown = commands.run_with_files(files, [*given["validate"], *(show or [["true"]])])
+            *judged, shown = commands.run_with_files(files, [*options["validate"], *(show or [["true"]])])
         except commands.UnavailableError as err:
             self.module.warn(f"the change cannot be validated in advance: {err}")
             return []
-        for argv, (status, output, errors) in zip(given["validate"], judged):  # noqa: B905 - Python 3.9 on nodes
+        for argv, (status, output, errors) in zip(options["validate"], judged):  # noqa: B905 - Python 3.9 on nodes
             if status != 0:
                 raise FileRefusedError(f"{' '.join(argv)}: {last_line(errors or output)}: nothing was changed")
         if not show or shown[1] == before:
@@ -218,35 +218,35 @@ class GuardedChange:
 
     def apply(self) -> dict[str, Any]:
         """Validate, arm, change and activate; return the module's result."""
-        module, given = self.module, self.module.params
+        module, options = self.module, self.module.params
         # The lock is released before commands run: a hanging command must not block the timer.
         with self.guard.locked():
             result = self.changed()
             if not result["changed"] or module.check_mode:
                 return result
-        steps = [(self.accepted, argv) for argv in given["validate"]]
-        steps += [(self.guard.must, argv) for argv in given["activate"]]
+        steps = [(self.accepted, argv) for argv in options["validate"]]
+        steps += [(self.guard.must, argv) for argv in options["activate"]]
         for step, argv in steps:
-            if given["limit_s"] and not self.guard.waits(given["token"]):
+            if options["limit_s"] and not self.guard.waits(options["token"]):
                 break  # The timer was faster: the confirmation fails and reports it.
             try:
                 step(*argv)
             except GuardError as err:
                 with self.guard.locked():
                     self.undo(err)
-        return {**result, "waits": bool(given["limit_s"])}
+        return {**result, "waits": bool(options["limit_s"])}
 
     def changed(self) -> dict[str, Any]:
         """Write the files if a change is pending; return what changed, or would change in check mode."""
-        module, given = self.module, self.module.params
+        module, options = self.module, self.module.params
         if not module.check_mode:
             outcome = self.guard.restore("by the next run")
             if outcome is not None:
-                module.warn(f"an earlier change {given['name']} was not confirmed: {outcome_text(outcome)}")
+                module.warn(f"an earlier change {options['name']} was not confirmed: {outcome_text(outcome)}")
             if outcome is not None and outcome["failed"]:
                 raise FileRefusedError(
-                    f"an earlier change {given['name']} could not be reverted: {'; '.join(outcome['failed'])}: nothing "
-                    "was changed: remove the cause, then run this again"
+                    f"an earlier change {options['name']} could not be reverted: {'; '.join(outcome['failed'])}: "
+                    "nothing was changed: remove the cause, then run this again"
                 )
         pending = [file for file in self.files if managed.differs(file)]
         paths, diffs = managed.applied(self.files, self.folders, check=True)
@@ -255,11 +255,11 @@ class GuardedChange:
             paths.append(SHADOW)
             lines = "".join(f"lock the password of {name}\n" for name in locks)
             diffs.append({"before_header": SHADOW, "after_header": SHADOW, "before": "", "after": lines})
-        if not paths and not given["pending"]:
+        if not paths and not options["pending"]:
             return {"changed": False, "changed_paths": [], "diff": []}
         shown = self.validated(pending)
         if not module.check_mode:
-            if given["limit_s"]:
+            if options["limit_s"]:
                 self.arm(locks)
             try:
                 managed.applied(self.files, self.folders, check=False)
@@ -272,26 +272,26 @@ class GuardedChange:
     def locks(self) -> list[str]:
         """Return the users among ``lock`` with a password to lock."""
         names = list(self.module.params["lock"])
-        there = file_access.path_state(SHADOW, 0, LARGEST) if names else None
-        return to_lock(there.data or b"", names) if there is not None else []
+        shadow = file_access.path_state(SHADOW, 0, LARGEST) if names else None
+        return to_lock(shadow.data or b"", names) if shadow is not None else []
 
     def arm(self, locks: list[str]) -> None:
         """Save the old state and start the timer. Raise FileRefusedError if the node cannot revert by itself."""
-        given = self.module.params
+        options = self.module.params
         if shutil.which("systemd-run") is None:
             raise FileRefusedError("the node has no systemd-run and cannot revert on its own: nothing was changed")
         record = {
-            "name": given["name"],
-            "token": given["token"],
-            "paths": [*(file["path"] for file in self.files), *given["keep"], *([SHADOW] if locks else [])],
+            "name": options["name"],
+            "token": options["token"],
+            "paths": [*(file["path"] for file in self.files), *options["keep"], *([SHADOW] if locks else [])],
             "owners": {file["path"]: user_id(file["owner"]) for file in self.files},
             "locked": locks,
-            "units": given["units"],
+            "units": options["units"],
             "restore": self.restore,
         }
-        programs = {"program.py": given["program"], "file_access.py": inspect.getsource(file_access)}
+        programs = {"program.py": options["program"], "file_access.py": inspect.getsource(file_access)}
         try:
-            self.guard.arm(record, programs, given["limit_s"])
+            self.guard.arm(record, programs, options["limit_s"])
         except (GuardError, OSError) as err:
             raise FileRefusedError(f"the node cannot revert on its own: {err}: nothing was changed") from None
 
@@ -306,15 +306,15 @@ class GuardedChange:
 
 def stepped(module: QuietModule) -> dict[str, Any]:
     """Run one step and return the module's result."""
-    given = module.params
-    guard = Guard(given["name"])
-    if given["step"] == "apply":
+    options = module.params
+    guard = Guard(options["name"])
+    if options["step"] == "apply":
         return GuardedChange(module).apply()
-    if given["step"] == "outcome":
+    if options["step"] == "outcome":
         return {"changed": False, "armed": guard.armed, "outcome": guard.read("outcome.json")}
     with guard.locked():
-        if given["step"] == "confirm":
-            guard.confirm(given["token"])
+        if options["step"] == "confirm":
+            guard.confirm(options["token"])
             return {"changed": False}
         guard.restore("by the controller")
     return {"changed": False, "outcome": guard.read("outcome.json")}

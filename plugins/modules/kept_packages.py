@@ -110,8 +110,8 @@ class KeptRecord(NamedTuple):
 def recorded(folder: Path) -> KeptRecord | None:
     """Return the record of a folder; None if it has none, because keeping was interrupted or it is damaged."""
     try:
-        found = json.loads((folder / RECORD).read_bytes())
-        return KeptRecord(versions=dict(found["versions"]), files=dict(found["files"]))
+        record = json.loads((folder / RECORD).read_bytes())
+        return KeptRecord(versions=dict(record["versions"]), files=dict(record["files"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -160,8 +160,8 @@ def keep(folder: Path, names: list[str], limit_s: int, *, check_mode: bool) -> b
 
 def lacking(versions: dict[str, str]) -> list[str]:
     """Return the packages of which no source has the kept version."""
-    found = offers([], sorted(versions))
-    others = {name: {version for version, place in rows if str(KEPT) not in place} for name, rows in found.items()}
+    by_name = offers([], sorted(versions))
+    others = {name: {version for version, source in rows if str(KEPT) not in source} for name, rows in by_name.items()}
     return [name for name, version in sorted(versions.items()) if version not in others[name]]
 
 
@@ -202,10 +202,10 @@ def listed(folder: Path) -> bytes | None:
 
 def withdraw(*, check_mode: bool) -> bool:
     """Remove the source; return whether there was one."""
-    there = SOURCE.exists()
-    if there and not check_mode:
+    present = SOURCE.exists()
+    if present and not check_mode:
         SOURCE.unlink()
-    return there
+    return present
 
 
 def main() -> None:

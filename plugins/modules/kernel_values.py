@@ -74,12 +74,12 @@ def main() -> None:
         module.warn(line)
     shown = [
         {
-            "before_header": one["path"],
-            "after_header": one["path"],
-            "before": f"{one['before']}\n",
-            "after": f"{one['after']}\n",
+            "before_header": diff["path"],
+            "after_header": diff["path"],
+            "before": f"{diff['before']}\n",
+            "after": f"{diff['after']}\n",
         }
-        for one in diffs
+        for diff in diffs
     ]
     module.exit_json(changed=bool(diffs), refused=refused, diff=shown if module._diff else [])
 

@@ -134,7 +134,7 @@ def main() -> None:
     )
     wanted = (None, module.params["phase"])
     files, folders = (
-        [one for one in module.params[name] if module.params["phase"] is None or one["phase"] in wanted]
+        [entry for entry in module.params[name] if module.params["phase"] is None or entry["phase"] in wanted]
         for name in ("files", "folders")
     )
     try:

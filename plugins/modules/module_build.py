@@ -104,7 +104,7 @@ def sources(folder: Path) -> Iterator[tuple[str, str]]:
 
 def build(archive: Path, limit_s: int) -> list[str]:
     """Build the modules of one package for each kernel; return what was built. Raise BuildError."""
-    found = []
+    built = []
     ROOM.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpunode-build-", dir=ROOM) as name:
         folder = Path(name)
@@ -126,8 +126,8 @@ def build(archive: Path, limit_s: int) -> list[str]:
                     text = (errors or output).strip().splitlines()[-1:]
                     why = "\n".join([*text, *lines]) or f"exit status {code}"
                     raise BuildError(f"{module}/{version} does not build for kernel {kernel}: {why}")
-                found.append(f"{module}/{version} for {kernel}")
-    return found
+                built.append(f"{module}/{version} for {kernel}")
+    return built
 
 
 def main() -> None:
@@ -153,7 +153,7 @@ def main() -> None:
     if reason:
         module.exit_json(changed=False, built=[], reason=reason)
     try:
-        built = [one for archive in archives for one in build(archive, module.params["limit_s"])]
+        built = [line for archive in archives for line in build(archive, module.params["limit_s"])]
     except BuildError as error:
         module.fail_json(msg=f"module-build: {error}")
     module.exit_json(changed=False, built=built, reason="")

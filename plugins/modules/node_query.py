@@ -78,9 +78,9 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "block_devices": block_devices.answered,
     "nft_check": nft_check.answered,
     "package_offers": package_offers.answered,
-    "package_transaction": lambda asked: package_engine.answered(asked, simulate=True),
+    "package_transaction": lambda question: package_engine.answered(question, simulate=True),
     "signing_key": signing_key.answered,
-    "contents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
+    "contents": lambda question: {str(path): files_state.document(str(path)) for path in question["paths"]},
     "ssh_login": ssh_state.answered,
 }
 """Kind of a question to the function that answers it."""

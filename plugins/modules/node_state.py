@@ -170,10 +170,10 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
         packages = package_state.collected(holder) if "packages" in parts else None
         if packages is not None and not packages.get("error"):
             packages["key"] = module_key.key()
-        found: dict[str, Any] = files_state.collected(parameters["paths"], parameters["globs"], parameters["contents"])
-        found["engine"] = engine_state.collected() if "engine" in parts else {}
-        found["connection"] = connection()
-        found["ssh"] = ssh_state.collected(parameters["users"]) if "ssh" in parts else None
+        state: dict[str, Any] = files_state.collected(parameters["paths"], parameters["globs"], parameters["contents"])
+        state["engine"] = engine_state.collected() if "engine" in parts else {}
+        state["connection"] = connection()
+        state["ssh"] = ssh_state.collected(parameters["users"]) if "ssh" in parts else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:
@@ -182,11 +182,11 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
     if probe.returncode != 0:
         lines = errors.decode("utf-8", "replace").strip().splitlines()
         raise OSError(f"the probe ended with status {probe.returncode}: {lines[-1] if lines else 'no message'}")
-    found["bundle"] = output.decode("utf-8", "replace")
+    state["bundle"] = output.decode("utf-8", "replace")
     if package_state is apt_state and packages is not None:
         packages["old_keys"] = old_keys.keyrings()
-    found["apt"], found["dnf"] = (None, packages) if package_state is dnf_state else (packages, None)
-    return found
+    state["apt"], state["dnf"] = (None, packages) if package_state is dnf_state else (packages, None)
+    return state
 
 
 def main() -> None:
@@ -209,12 +209,12 @@ def main() -> None:
     for number in SIGNALS:
         signal.signal(number, leave_orderly)
     try:
-        found = looked(module.params)
+        state = looked(module.params)
     except (OSError, subprocess.SubprocessError, ValueError) as err:
         module.fail_json(msg=f"the node could not be probed: {' '.join(str(err).split())}")
     # One text: the controller parses it within limits of its own, in place of Ansible. It is compressed because -vvv
     # prints it, and it has the contents of files such as daemon.json.
-    module.exit_json(changed=False, state=b64encode(zlib.compress(json.dumps(found).encode())).decode())
+    module.exit_json(changed=False, state=b64encode(zlib.compress(json.dumps(state).encode())).decode())
 
 
 if __name__ == "__main__":

@@ -248,18 +248,18 @@ def listed(answer: dict[str, Any]) -> str:
 def main() -> None:
     """Run the module."""
     module = QuietModule(argument_spec={"change": {"type": "dict"}, **OPTIONS}, supports_check_mode=True)
-    given = {**module.params, **(module.params["change"] or {})}
-    answer = answered(given, simulate=module.check_mode)
+    options = {**module.params, **(module.params["change"] or {})}
+    answer = answered(options, simulate=module.check_mode)
     for warning in answer.get("warnings", ()):
         module.warn(warning)
     if "lacking" in answer:
-        gone = "; ".join(f"{name}: {', '.join(there[:3]) or 'none'}" for name, there in answer["lacking"].items())
+        gone = "; ".join(f"{name}: {', '.join(versions[:3]) or 'none'}" for name, versions in answer["lacking"].items())
         answer["error"] = f"no release that matches {answer['constraint']} has all packages: {gone}"
     if "error" in answer:
         module.fail_json(msg="\n".join([answer["error"], *answer.get("log", ())]))
     text = listed(answer)
     module.exit_json(
-        changed=bool(text) and not given["download_only"],
+        changed=bool(text) and not options["download_only"],
         install=answer["install"],
         remove=answer["remove"],
         hold=answer.get("hold", []),

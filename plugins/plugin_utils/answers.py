@@ -84,22 +84,22 @@ def _whole(value: Any) -> Any:
 
 def diff(value: Any) -> list[dict[str, str]]:
     """Return the differences of an answer as texts that are compared and printed in a second."""
-    found, left, pairs = [], LONGEST_DIFF, MOST_COMPARED
+    diffs, left, pairs = [], LONGEST_DIFF, MOST_COMPARED
     for part in (value if isinstance(value, list) else [value])[:MOST]:
         if not isinstance(part, Mapping):
             continue
-        one = {key: _side(part[key]) for key in ("before", "after", "prepared") if key in part}
-        one |= {key: text(part[key])[:LONGEST_LINE] for key in ("before_header", "after_header") if key in part}
-        compared = (one.get("before", "").count("\n") + 1) * (one.get("after", "").count("\n") + 1)
-        if one.get("before") and one.get("after") and compared > pairs:
-            one = {"prepared": f"{one.get('after_header', 'a file')}: changed; too long for a comparison\n"}
+        sides = {key: _side(part[key]) for key in ("before", "after", "prepared") if key in part}
+        sides |= {key: text(part[key])[:LONGEST_LINE] for key in ("before_header", "after_header") if key in part}
+        compared = (sides.get("before", "").count("\n") + 1) * (sides.get("after", "").count("\n") + 1)
+        if sides.get("before") and sides.get("after") and compared > pairs:
+            sides = {"prepared": f"{sides.get('after_header', 'a file')}: changed; too long for a comparison\n"}
         else:
             pairs -= compared
-        left -= sum(map(len, one.values()))
+        left -= sum(map(len, sides.values()))
         if left < 0:
             break
-        found.append(one)
-    return found
+        diffs.append(sides)
+    return diffs
 
 
 def _side(value: Any) -> str:
@@ -109,7 +109,7 @@ def _side(value: Any) -> str:
 
 def _warnings(value: Any) -> Any:
     """Return warnings as lines. ansible-core 2.19 reads them as objects, which have the message in an event."""
-    lines = [getattr(getattr(one, "event", None), "msg", one) for one in value] if isinstance(value, list) else []
+    lines = [getattr(getattr(entry, "event", None), "msg", entry) for entry in value] if isinstance(value, list) else []
     return [covered(line)[:LONGEST_LINE] for line in lines[:MOST_WARNINGS] if isinstance(line, str)]
 
 
@@ -131,14 +131,14 @@ TYPES: dict[str, Callable[[Any], Any]] = {
 
 def declared() -> dict[str, dict[str, str]]:
     """Return the type of each key that a module of the collection returns, by module, from its documentation."""
-    found = {}
+    by_module = {}
     for file in FOLDER.glob("[a-z]*.py"):
         block = re.search(r'^RETURN = r?"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         keys = yaml.load(block[1], READER) if block else {}  # noqa: S506 - a safe loader
-        found[file.stem] = {
-            name: "lines" if one.get("elements") == "str" else one["type"] for name, one in keys.items()
+        by_module[file.stem] = {
+            name: "lines" if field.get("elements") == "str" else field["type"] for name, field in keys.items()
         }
-    return found
+    return by_module
 
 
 DECLARED = declared()
@@ -146,5 +146,5 @@ DECLARED = declared()
 
 def gated(answer: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     """Return the known keys of a module's answer, each of its type and bounded; other keys are dropped."""
-    found = {name: TYPES[kind](answer[name]) for name, kind in {**ALWAYS, **CRASHED, **keys}.items() if name in answer}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: TYPES[kind](answer[name]) for name, kind in {**ALWAYS, **CRASHED, **keys}.items() if name in answer}
+    return {name: value for name, value in values.items() if value is not None}

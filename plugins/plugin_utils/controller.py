@@ -86,11 +86,11 @@ def need_gpunode() -> None:
 
 def specifications() -> dict[str, dict[str, Any]]:
     """Return the options of each role, by role name."""
-    found = {}
+    by_role = {}
     for file in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
         document = yaml.load(file.read_text(encoding="utf-8"), READER)  # noqa: S506 - a safe loader
-        found[file.parts[-3]] = document["argument_specs"]["main"]["options"]
-    return found
+        by_role[file.parts[-3]] = document["argument_specs"]["main"]["options"]
+    return by_role
 
 
 SPECIFICATIONS = specifications()
@@ -266,8 +266,8 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         facts = answer.get("ansible_facts") or {}
         known = {name: value for name, value in facts.items() if name.startswith("discovered_interpreter_")}
         self.discovered = {**self.discovered, **known}
-        found: dict[str, Any] = gated(answer, keys)
-        return found
+        fields: dict[str, Any] = gated(answer, keys)
+        return fields
 
     def _parse_returned_data(self, res: dict[str, Any], *rest: Any, **options: Any) -> dict[str, Any]:
         """Parse what a module printed; Ansible prints parts of it as they are, and acts on unknown keys."""
@@ -275,11 +275,11 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         if len(printed) > LONGEST_DOCUMENT:
             raise AnsibleActionFail(f"{self.host}: a module answered more than {LONGEST_DOCUMENT >> 20} MiB")
         safe = {**res, "stdout": CONTROL.sub("", printed), "stderr": text(str(res.get("stderr", "")))}
-        found: dict[str, Any] = gated(super()._parse_returned_data(safe, *rest, **options), self.keys)
-        return found
+        fields: dict[str, Any] = gated(super()._parse_returned_data(safe, *rest, **options), self.keys)
+        return fields
 
     @contextmanager
-    def limited(self, seconds: int, what: str) -> Iterator[None]:
+    def limited(self, seconds: int, subject: str) -> Iterator[None]:
         """Raise AnsibleActionFail if the block takes longer, and end the programs that it waits for."""
         started = time.monotonic()
 
@@ -287,7 +287,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             with suppress(OSError):
                 for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split():
                     os.kill(int(child), signal.SIGTERM)
-            raise AnsibleActionFail(f"{self.host}: {what} did not answer within {seconds} s")
+            raise AnsibleActionFail(f"{self.host}: {subject} did not answer within {seconds} s")
 
         left = signal.alarm(0)
         if left and left <= seconds:
@@ -380,8 +380,8 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Return a role's settings by name without the role prefix, converted to the types of its specification."""
         options = SPECIFICATIONS[role]
         values = {name: option.get("default") for name, option in options.items()}
-        given = {**self.task_vars, **dict(self.listed_with(role))}
-        values |= {name: given[name] for name in options if name in given}
+        variables = {**self.task_vars, **dict(self.listed_with(role))}
+        values |= {name: variables[name] for name in options if name in variables}
         values = {name: plain(self._templar.template(value)) for name, value in values.items()}
         values |= {name: value for name, value in (extra or {}).items() if name in options}
         set_ = {name: value for name, value in values.items() if value is not None}
@@ -404,23 +404,23 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
 
         The plan of a role depends on other roles: the repository on the driver, the driver on the toolkit.
         """
-        own = getattr(self._task, "_role", None)
-        if own is not None and own.get_name(include_role_fqcn=False) == role:
+        task_role = getattr(self._task, "_role", None)
+        if task_role is not None and task_role.get_name(include_role_fqcn=False) == role:
             return
-        for one in self.play_roles():
-            if one.get_name(include_role_fqcn=False) == role:
-                given = {**one.vars, **one.get_role_params()}
-                yield from ((name, value) for name, value in given.items() if name not in load_extra_vars(self._loader))
+        for play_role in self.play_roles():
+            if play_role.get_name(include_role_fqcn=False) == role:
+                local = {**play_role.vars, **play_role.get_role_params()}
+                yield from ((name, value) for name, value in local.items() if name not in load_extra_vars(self._loader))
 
     def variable(self, name: str, default: Any = None) -> Any:
         """Return a variable of the host, templated."""
         return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
 
-    def site_path(self, variable: str, given: str, *, folder: bool = False) -> str:
+    def site_path(self, variable: str, requested: str, *, folder: bool = False) -> str:
         """Return the absolute path of a file or folder of the site, which begins at the playbook; empty: none."""
-        if not given:
+        if not requested:
             return ""
-        path = Path(str(self.task_vars.get("playbook_dir") or "."), given).resolve()
+        path = Path(str(self.task_vars.get("playbook_dir") or "."), requested).resolve()
         if not (path.is_dir() if folder else path.is_file()):
             kind = "folder" if folder else "file"
             raise AnsibleActionFail(f"{variable}: {path} is not a {kind} (a relative path begins at the playbook)")
@@ -486,10 +486,10 @@ def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
 def unpacked(packed: str) -> str:
     """Return the text of a document that a module compressed. Raise ValueError or zlib.error if it is malformed."""
     reader = zlib.decompressobj()
-    found = reader.decompress(b64decode(packed, validate=True), LONGEST_DOCUMENT)
+    document = reader.decompress(b64decode(packed, validate=True), LONGEST_DOCUMENT)
     if not reader.eof:
         raise ValueError(f"longer than {LONGEST_DOCUMENT >> 20} MiB, or cut")
-    return found.decode()
+    return document.decode()
 
 
 def _last_line(answer: Mapping[str, Any]) -> str:

@@ -25,14 +25,14 @@ def unusable(err: ImportError | None = None) -> str | None:
         installed = version("gpunode")
     except PackageNotFoundError:
         installed = None
-    own = collection_version()
-    if own is None and (ROOT / "pyproject.toml").is_file():
+    release = collection_version()
+    if release is None and (ROOT / "pyproject.toml").is_file():
         request = shlex.quote(str(ROOT))
     else:
-        request = f"gpunode{f'=={own}' if own else ''} (or from a checkout: pip install .)"
+        request = f"gpunode{f'=={release}' if release else ''} (or from a checkout: pip install .)"
     install = f"install it with {sys.executable} -m pip install {request}"
-    if err is not None and (installed is None or own in (None, installed)):
+    if err is not None and (installed is None or release in (None, installed)):
         return f"the Python package gpunode is required on the controller ({err}): {install}"
-    if own not in (None, installed):
-        return f"the collection gpunode.node is {own}, but the Python package gpunode is {installed}: {install}"
+    if release not in (None, installed):
+        return f"the collection gpunode.node is {release}, but the Python package gpunode is {installed}: {install}"
     return None
