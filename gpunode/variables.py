@@ -43,10 +43,10 @@ def known_variables(root: Path) -> tuple[str, ...]:
     """Return the variables of all roles below ``root``, from their ``meta/argument_specs.yml``, of playbooks and of
     verbs.
     """
-    found: set[str] = {*_OF_VERBS}
+    names: set[str] = {*_OF_VERBS}
     for file in root.glob("playbooks/**/*.yml"):
-        found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
-    return tuple(sorted(found.union(specifications(root))))
+        names.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
+    return tuple(sorted(names.union(specifications(root))))
 
 
 @cache
@@ -55,12 +55,12 @@ def specifications(root: Path) -> Mapping[str, Mapping[str, Any]]:
 
     They are read once, not once for each host of an inventory.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    by_name: dict[str, Mapping[str, Any]] = {}
     for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
         document: Any = yaml.load(file.read_text(encoding="utf-8"), LOADER) or {}  # noqa: S506 (a safe one)
         for entry in document.get("argument_specs", {}).values():
-            found.update(entry.get("options", {}))
-    return found
+            by_name.update(entry.get("options", {}))
+    return by_name
 
 
 def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
@@ -77,10 +77,10 @@ def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
     choices = specification.get("choices")
     shown = "the value" if specification.get("no_log") else value
     known = [str(choice) for choice in choices or ()]
-    for one in _items(value) if kind == "list" else [value]:
-        if choices is not None and str(one) not in known and "{{" not in str(one):
-            hint = did_you_mean(nearest(str(one), known))
-            return f"{one} is not one of {', '.join(known)}{hint and f'; {hint}'}"
+    for item in _items(value) if kind == "list" else [value]:
+        if choices is not None and str(item) not in known and "{{" not in str(item):
+            hint = did_you_mean(nearest(str(item), known))
+            return f"{item} is not one of {', '.join(known)}{hint and f'; {hint}'}"
     if _of_kind(value, kind):
         return None
     types = {
@@ -164,16 +164,18 @@ def unknown_variables(
     A role's prefix alone proves nothing: ``docker_packages`` and ``nvidia_driver_branch`` belong to roles of others.
     Only names with ``gpunode_`` in front are ours whatever follows.
     """
-    ours = sorted(set(known))
-    found: list[tuple[str, str | None]] = []
-    for name in sorted(set(names) - set(ours)):
+    valid = sorted(set(known))
+    typos: list[tuple[str, str | None]] = []
+    for name in sorted(set(names) - set(valid)):
         if name.startswith(("_", "ansible_")):
             continue
         prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
-        near = min(((errors, right) for right in ours if (errors := _typing_errors(name, right, prefix))), default=None)
+        near = min(
+            ((errors, right) for right in valid if (errors := _typing_errors(name, right, prefix))), default=None
+        )
         if near is not None or name.startswith(_OWN_PREFIX):
-            found.append((name, near[1] if near is not None else None))
-    return found
+            typos.append((name, near[1] if near is not None else None))
+    return typos
 
 
 def unread_variables(names: Iterable[str], root: Path) -> list[str]:
@@ -192,15 +194,15 @@ def _typing_errors(name: str, right: str, prefix: str) -> int:
     return errors if errors <= least else 0
 
 
-def _edits(one: str, other: str, most: int) -> int:
+def _edits(word: str, other: str, most: int) -> int:
     """Return how many characters are missing, too much, wrong or exchanged with their neighbour; above ``most``, any
     greater number."""
     before, row = list[int](), list(range(len(other) + 1))
-    for number, char in enumerate(one, start=1):
+    for number, char in enumerate(word, start=1):
         before, last, row = row, before, [number]
         for at, wanted in enumerate(other, start=1):
             cost = min(before[at] + 1, row[at - 1] + 1, before[at - 1] + (char != wanted))
-            if number > 1 and at > 1 and char == other[at - 2] and one[number - 2] == wanted:
+            if number > 1 and at > 1 and char == other[at - 2] and word[number - 2] == wanted:
                 cost = min(cost, last[at - 2] + 1)
             row.append(cost)
         if min(row) > most and min(before) > most:  # an exchange looks back two rows, no further
@@ -217,10 +219,10 @@ def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], whe
     if not unknown:
         return
     name, near = unknown[0]
-    place = locate(name, sources)
+    location = locate(name, sources)
     more = f" ({len(unknown) - 1} more like it)" if len(unknown) > 1 else ""
     hint = did_you_mean([near]) if near else "no role has a similar one"
-    raise UsageError(f"{place or where}: unknown variable {name}; {hint}{more}")
+    raise UsageError(f"{location or where}: unknown variable {name}; {hint}{more}")
 
 
 def locate(name: str, sources: Sequence[str]) -> str | None:
@@ -262,13 +264,13 @@ def _files(sources: Sequence[str]) -> Iterator[Path]:
 
 def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> dict[str, Any]:
     """Return the variables of ``-e``. Raises UsageError for one that no role has, or with a value that it refuses."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for extra in extra_vars:
-        given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
-        refuse_unknown(given, root, files, "-e")
-        refuse_wrong_values(given, root, files, "-e")
-        found |= given
-    return found
+        values, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
+        refuse_unknown(values, root, files, "-e")
+        refuse_wrong_values(values, root, files, "-e")
+        variables |= values
+    return variables
 
 
 def _extra_variables(extra: str) -> dict[str, Any]:

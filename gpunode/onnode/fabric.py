@@ -61,7 +61,7 @@ ERRORS = (
 
 def addresses() -> list[dict[str, Any]]:
     """Return the IPv4 addresses of this node's interfaces, with prefix, MTU and speed."""
-    found = []
+    rows = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         room = array.array("B", bytes(40 * 1024))
         start, _ = room.buffer_info()
@@ -72,7 +72,7 @@ def addresses() -> list[dict[str, Any]]:
             address = socket.inet_ntoa(data[at + 20 : at + 24])
             mask = fcntl.ioctl(sock.fileno(), SIOCGIFNETMASK, struct.pack("256s", label.encode()[:15]))[20:24]
             name = label.partition(":")[0]
-            found.append(
+            rows.append(
                 {
                     "interface": name,
                     "address": address,
@@ -81,31 +81,31 @@ def addresses() -> list[dict[str, Any]]:
                     "speed_mbit_per_s": number(f"/sys/class/net/{name}/speed"),
                 }
             )
-    return found
+    return rows
 
 
 def number(path: str) -> int | None:
     """Return the number in a file; None if there is none."""
     try:
         with open(path, encoding="ascii") as stream:
-            found = int(stream.read(32))
+            reading = int(stream.read(32))
     except (OSError, ValueError):
         return None
-    return found if found > 0 else None
+    return reading if reading > 0 else None
 
 
 def resolved(name: str) -> list[str]:
     """Return the IPv4 addresses of a name, as programs resolve it here."""
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        rows = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
         return []
-    return sorted({str(one[4][0]) for one in found})
+    return sorted({str(row[4][0]) for row in rows})
 
 
 def taken(ports: list[int]) -> list[int]:
     """Return the ports on which something listens."""
-    found = []
+    occupied = []
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -113,8 +113,8 @@ def taken(ports: list[int]) -> list[int]:
                 sock.bind(("", port))
                 sock.listen(1)
             except OSError:
-                found.append(port)
-    return found
+                occupied.append(port)
+    return occupied
 
 
 class Responder:
@@ -162,8 +162,8 @@ def reached(host: str, port: int, mtu: int | None) -> dict[str, Any]:
 
 def path_mtu(host: str, port: int, mtu: int | None) -> int | None:
     """Return the largest packet that reached the other node whole; None if no datagram did."""
-    own = min(mtu or 1500, LARGEST) - HEADERS
-    for size in (own, *(size for size in SIZES if size < own)):
+    own_size = min(mtu or 1500, LARGEST) - HEADERS
+    for size in (own_size, *(size for size in SIZES if size < own_size)):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
             sock.settimeout(DATAGRAM_S)
@@ -180,7 +180,7 @@ def path_mtu(host: str, port: int, mtu: int | None) -> int | None:
 
 def dialed(peers: list[list[Any]]) -> dict[str, Any]:
     """Return what this node reached, by the other's name; some of them at a time."""
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     waiting = list(peers)
     lock = threading.Lock()
 
@@ -190,26 +190,26 @@ def dialed(peers: list[list[Any]]) -> dict[str, Any]:
                 if not waiting:
                     return
                 name, host, port, mtu = waiting.pop()
-            found[name] = reached(str(host), int(port), mtu)
+            outcomes[name] = reached(str(host), int(port), mtu)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(waiting)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return outcomes
 
 
 def error_counters(folder: str = INFINIBAND) -> dict[str, int]:
     """Return the counters of errors of all RDMA ports: ``{"mlx5_0/1 symbol_error": 0}``."""
-    found = {}
+    counters = {}
     for device in entries(folder):
         for port in entries(f"{folder}/{device}/ports"):
             for kind in ("counters", "hw_counters"):
-                place = f"{folder}/{device}/ports/{port}/{kind}"
-                for name in sorted(set(entries(place)) & set(ERRORS)):
-                    found[f"{device}/{port} {name}"] = number(f"{place}/{name}") or 0
-    return found
+                path = f"{folder}/{device}/ports/{port}/{kind}"
+                for name in sorted(set(entries(path)) & set(ERRORS)):
+                    counters[f"{device}/{port} {name}"] = number(f"{path}/{name}") or 0
+    return counters
 
 
 def entries(folder: str) -> list[str]:
@@ -228,7 +228,7 @@ class Perftest:
 
     def serve(self, devices: list[list[Any]]) -> dict[str, list[int]]:
         """Start a server of each program for each device; return their TCP ports by device."""
-        found = {}
+        ports_by_device = {}
         for device, gid in devices:
             ports = []
             for program in PERFTEST:
@@ -237,9 +237,9 @@ class Perftest:
                     port = sock.getsockname()[1]
                 self._start(program, str(device), gid, port, None)
                 ports.append(port)
-            found[str(device)] = ports
+            ports_by_device[str(device)] = ports
         time.sleep(1)
-        return found
+        return ports_by_device
 
     def _start(self, program: str, device: str, gid: int | None, port: int, host: str | None) -> Any:
         words = [program, "-d", device, "-F", "-p", str(port), *SIZED[program]]
@@ -261,7 +261,7 @@ class Perftest:
 
     def measure(self, host: str, devices: list[list[Any]]) -> dict[str, dict[str, Any]]:
         """Return rate and latency of each device with the same one of a server, all devices at the same time."""
-        found: dict[str, dict[str, Any]] = {}
+        outcomes: dict[str, dict[str, Any]] = {}
 
         def work(device: str, gid: int | None, ports: list[int]) -> None:
             outcome: dict[str, Any] = {}
@@ -277,14 +277,14 @@ class Perftest:
                 except (OSError, subprocess.SubprocessError) as err:
                     outcome["error"] = f"{program}: {str(err)[:200]}"
                     break
-            found[device] = outcome
+            outcomes[device] = outcome
 
-        threads = [threading.Thread(target=work, args=(str(one[0]), one[1], one[2]), daemon=True) for one in devices]
+        threads = [threading.Thread(target=work, args=(str(row[0]), row[1], row[2]), daemon=True) for row in devices]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * (PERFTEST_S + 5))
-        return dict(found)
+        return dict(outcomes)
 
     def stop(self) -> None:
         """End all programs."""
@@ -339,7 +339,7 @@ def main(ports: list[int]) -> None:
     """Print what this node reports of itself, then answer until stdin ends."""
     responder, name = Responder(), socket.gethostname()
     hello = {"hostname": name, "resolved": resolved(name), "addresses": addresses(), "port": responder.port}
-    installed = [one for one in PERFTEST if shutil.which(one) is not None]
+    installed = [program for program in PERFTEST if shutil.which(program) is not None]
     print_line({"hello": {**hello, "taken": taken(ports), "programs": installed}})
     try:
         for line in sys.stdin:

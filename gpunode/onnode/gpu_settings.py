@@ -77,11 +77,11 @@ def matches(selector: Any, gpu: Gpu) -> bool:
 
 def requested(rules: Sequence[Mapping[str, Any]], gpu: Gpu) -> Values:
     """Return the values that the rules request for a GPU; a later rule overrides an earlier one, setting by setting."""
-    found: Values = {}
+    values: Values = {}
     for rule in rules:
         if matches(rule["gpus"], gpu):
-            found.update({key: value for key, value in rule.items() if key != "gpus"})
-    return found
+            values.update({key: value for key, value in rule.items() if key != "gpus"})
+    return values
 
 
 def resolved(requests: Mapping[str, Any], gpu: Gpu) -> tuple[Values, dict[str, str]]:
@@ -284,8 +284,8 @@ def _gpu(node: ElementTree.Element, index: int) -> dict[str, Any]:
 
     device = get("pci/pci_device_id") or ""
     number = device[-8:].lower().rjust(8, "0")
-    graphics = [_megahertz(one.text) for one in node.iter("supported_graphics_clock")]
-    memory = [_megahertz(one.findtext("value")) for one in node.iter("supported_mem_clock")]
+    graphics = [_megahertz(element.text) for element in node.iter("supported_graphics_clock")]
+    memory = [_megahertz(element.findtext("value")) for element in node.iter("supported_mem_clock")]
     known = [each for each in graphics if each]
     return {
         "index": index,
@@ -307,13 +307,13 @@ def _gpu(node: ElementTree.Element, index: int) -> dict[str, Any]:
         "ecc": {"enabled": switch("ecc_mode/current_ecc"), "pending": switch("ecc_mode/pending_ecc")},
         "mig_mode": switch("mig_mode/current_mig"),
         "mig_mode_pending": switch("mig_mode/pending_mig"),
-        "processes": [{"type": one.findtext("type")} for one in node.iter("process_info")],
+        "processes": [{"type": element.findtext("type")} for element in node.iter("process_info")],
     }
 
 
 def _megahertz(text: str | None) -> int | None:
-    found = re.fullmatch(r"([0-9]{1,6}) MHz", (text or "").strip())
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"([0-9]{1,6}) MHz", (text or "").strip())
+    return int(match[1]) if match else None
 
 
 def instances(gpu: Gpu) -> list[str]:
@@ -403,11 +403,11 @@ def _apply_mode(gpu: Gpu, setting: str, value: bool) -> str:
 
 def seen(gpu: Gpu) -> dict[str, Any]:
     """Return a GPU's current state."""
-    found = [one for one in parsed(call("-q", "-x", "-i", gpu["uuid"])) if one["uuid"] == gpu["uuid"]]
-    if not found:
+    states = [state for state in parsed(call("-q", "-x", "-i", gpu["uuid"])) if state["uuid"] == gpu["uuid"]]
+    if not states:
         raise SettingRefusedError("the GPU no longer responds")
     # Queried alone it is the first.
-    return {**found[0], "index": gpu["index"]}
+    return {**states[0], "index": gpu["index"]}
 
 
 def place(path: str) -> Path:

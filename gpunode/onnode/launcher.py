@@ -35,13 +35,13 @@ def threads_per_rank(cores: int, ranks: int) -> int:
 
 def cpu_list(text: str) -> List[int]:
     """Parse ``0-3,8`` as the kernel writes it."""
-    found: List[int] = []
+    cpus: List[int] = []
     for part in text.strip().split(","):
         match = re.match(r"(\d{1,6})(?:-(\d{1,6}))?$", part.strip())
         if match:
             first, last = int(match.group(1)), int(match.group(2) or match.group(1))
-            found += range(first, min(last, MOST_CPUS) + 1)
-    return sorted(set(found))
+            cpus += range(first, min(last, MOST_CPUS) + 1)
+    return sorted(set(cpus))
 
 
 def share(cpus: List[int], siblings: Dict[int, int], index: int, number: int) -> List[int]:
@@ -72,20 +72,20 @@ def read(path: str) -> str:
 
 def gpus(root: str = "/sys") -> List[str]:
     """Return the PCI slots of NVIDIA's GPUs, in the order of PCI_BUS_ID."""
-    found = []
+    slots = []
     for folder in sorted(glob.glob(os.path.join(root, "bus/pci/devices/*"))):
         if read(folder + "/vendor").strip() == "0x10de" and read(folder + "/class").startswith("0x03"):
-            found.append(os.path.basename(folder))
-    return found
+            slots.append(os.path.basename(folder))
+    return slots
 
 
 def siblings(cpus: List[int], root: str = "/sys") -> Dict[int, int]:
     """Return each processor's core, named by its first processor."""
-    found = {}
+    cores = {}
     for cpu in cpus:
         near = cpu_list(read(os.path.join(root, "devices/system/cpu/cpu%d/topology/thread_siblings_list" % cpu)))
-        found[cpu] = near[0] if near else cpu
-    return found
+        cores[cpu] = near[0] if near else cpu
+    return cores
 
 
 def visible(slots: List[str], variable: Optional[str], folder: str = DRIVER) -> List[str]:
@@ -191,19 +191,19 @@ def configuration(path: str) -> Dict[str, Any]:
 
 
 def environment(
-    options: argparse.Namespace, settings: Dict[str, Any], given: Dict[str, str], allowed: List[int]
+    options: argparse.Namespace, settings: Dict[str, Any], inherited: Dict[str, str], allowed: List[int]
 ) -> Dict[str, str]:
     """Return the variables for the job; variables of the caller stay unchanged."""
-    found = {str(name): str(value) for name, value in settings.get("environment", {}).items()}
-    ranks = ranks_of(options, given)
+    variables = {str(name): str(value) for name, value in settings.get("environment", {}).items()}
+    ranks = ranks_of(options, inherited)
     cores = len(set(siblings(allowed).values()))
     threads = str(options.threads or threads_per_rank(cores, ranks))
-    found.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+    variables.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
     if options.expandable_segments:
         name, value = allocator(options.torch_version or torch_version(options.program))
-        found[name] = value
+        variables[name] = value
     if options.xla:
-        found["XLA_FLAGS"] = " ".join(filter(None, [given.get("XLA_FLAGS"), XLA]))
+        variables["XLA_FLAGS"] = " ".join(filter(None, [inherited.get("XLA_FLAGS"), XLA]))
     if options.malloc:
         library = malloc_library(options.malloc)
         if library is None:
@@ -211,26 +211,26 @@ def environment(
                 "--malloc %s: %s is not installed: set ml_environment_malloc for the role ml_environment, or install it"
                 % (options.malloc, MALLOCS[options.malloc])
             )
-        found["LD_PRELOAD"] = ":".join(filter(None, [library, given.get("LD_PRELOAD")]))
+        variables["LD_PRELOAD"] = ":".join(filter(None, [library, inherited.get("LD_PRELOAD")]))
     joined = {"XLA_FLAGS", "LD_PRELOAD"}
-    return {name: value for name, value in found.items() if name in joined or name not in given}
+    return {name: value for name, value in variables.items() if name in joined or name not in inherited}
 
 
-def ranks_of(options: argparse.Namespace, given: Dict[str, str]) -> int:
+def ranks_of(options: argparse.Namespace, inherited: Dict[str, str]) -> int:
     """Return the number of processes of the job on this node."""
     if options.ranks:
         return int(options.ranks)
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
-        if given.get(name, "").isdigit():
-            return max(1, int(given[name]))
-    return max(1, len(visible(gpus(), given.get("CUDA_VISIBLE_DEVICES"))))
+        if inherited.get(name, "").isdigit():
+            return max(1, int(inherited[name]))
+    return max(1, len(visible(gpus(), inherited.get("CUDA_VISIBLE_DEVICES"))))
 
 
-def local_rank(given: Dict[str, str]) -> Optional[int]:
+def local_rank(inherited: Dict[str, str]) -> Optional[int]:
     """Return this process's number on the node; None without a launcher."""
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
-        if given.get(name, "").isdigit():
-            return int(given[name])
+        if inherited.get(name, "").isdigit():
+            return int(inherited[name])
     return None
 
 
@@ -270,23 +270,23 @@ def main(argv: List[str]) -> int:
     """Start the program in place of this one; return 2 for wrong usage, 127 if the program does not exist."""
     options = parsed(argv)
     allowed = sorted(os.sched_getaffinity(0))
-    given = dict(os.environ)
+    inherited = dict(os.environ)
     # torchrun sets 1 if the variable is not set; --threads 1 requests 1 explicitly.
-    if "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1":
-        del given["OMP_NUM_THREADS"]
+    if "TORCHELASTIC_RUN_ID" in inherited and inherited.get("OMP_NUM_THREADS") == "1":
+        del inherited["OMP_NUM_THREADS"]
     try:
         settings = configuration(options.config)
-        rank, ranks = local_rank(given), ranks_of(options, given)
+        rank, ranks = local_rank(inherited), ranks_of(options, inherited)
         if rank is not None and rank >= ranks:
             raise ValueError("this is rank %d of the node, but --ranks is %d" % (rank, ranks))
         if rank is not None and not options.no_bind and not options.show:
             # Slurm and mpirun bind their ranks themselves: a share of their share would leave cores idle.
             if len(allowed) == os.cpu_count():
-                os.sched_setaffinity(0, binding(rank, ranks, allowed, chosen=given.get("CUDA_VISIBLE_DEVICES")))
+                os.sched_setaffinity(0, binding(rank, ranks, allowed, chosen=inherited.get("CUDA_VISIBLE_DEVICES")))
             options.threads = options.threads or threads_per_rank(
                 len(set(siblings(sorted(os.sched_getaffinity(0))).values())), 1
             )
-        found = environment(options, settings, given, allowed)
+        variables = environment(options, settings, inherited, allowed)
     except ValueError as err:
         sys.stderr.write("gpunode-run: %s\n" % err)
         return 2
@@ -294,16 +294,16 @@ def main(argv: List[str]) -> int:
         words = [str(word) for word in settings.get("docker", [])]
         words += [
             word
-            for name, value in sorted(found.items())
+            for name, value in sorted(variables.items())
             if name != "LD_PRELOAD"
             for word in ("--env", name + "=" + value)
         ]
         sys.stdout.write(" ".join(words) + "\n")
         return 0
     if options.show == "env":
-        sys.stdout.write("".join("%s=%s\n" % item for item in sorted(found.items())))
+        sys.stdout.write("".join("%s=%s\n" % item for item in sorted(variables.items())))
         return 0
-    return start(options.program, dict(given, **found))
+    return start(options.program, dict(inherited, **variables))
 
 
 def start(program: List[str], variables: Dict[str, str]) -> NoReturn:

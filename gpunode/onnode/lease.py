@@ -31,12 +31,12 @@ UNREADABLE = {"token": "", "owner": "an unreadable file", "since": "?", "beat": 
 def read(path: Path) -> dict[str, Any] | None:
     """Return a document; None if it is missing."""
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
         return UNREADABLE
-    return found if isinstance(found, dict) else UNREADABLE
+    return document if isinstance(document, dict) else UNREADABLE
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
@@ -87,8 +87,8 @@ def act(question: dict[str, Any], folder: Path, at: float) -> str:
     """Do one act; return why it was refused."""
     lease, mark, op = read(folder / LEASE), read(folder / MARK), question["op"]
     if op == "free":
-        for name, found in ((MARK, mark), (LEASE, lease)):
-            if found is not None and found.get("token") == question["token"]:
+        for name, document in ((MARK, mark), (LEASE, lease)):
+            if document is not None and document.get("token") == question["token"]:
                 (folder / name).unlink()
         sync(folder)
         return ""

@@ -40,36 +40,38 @@ def output(*argv: str) -> str:
 def installed(listing: str, patterns: list[str]) -> dict[str, str]:
     """Return the installed packages (name to version) that are kept from automatic upgrades."""
     rows = (line.split("\t") for line in listing.splitlines())
-    found = {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
-    return {name: version for name, version in found.items() if any(re.match(one, name) for one in patterns)}
+    versions = {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
+    return {name: version for name, version in versions.items() if any(re.match(pattern, name) for pattern in patterns)}
 
 
 def offered(listing: str) -> dict[str, set[str]]:
     """Return the versions that suites for security updates offer, by package, from ``apt-cache madison``."""
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) != 3 or not fields[2].endswith("Packages"):
             continue
         words = fields[2].split()
         if len(words) > 1 and SECURITY.search(words[1]):
-            found.setdefault(fields[0], set()).add(fields[1])
-    return found
+            versions.setdefault(fields[0], set()).add(fields[1])
+    return versions
 
 
-def newer(one: str, other: str) -> bool:
+def newer(version: str, other: str) -> bool:
     """Return whether a version is later than another, by dpkg's rules."""
-    compared = ["dpkg", "--compare-versions", one, "gt", other]
+    compared = ["dpkg", "--compare-versions", version, "gt", other]
     return subprocess.run(compared, check=False, timeout=LIMIT_S, start_new_session=True).returncode == 0
 
 
-def pending(have: dict[str, str], there: dict[str, set[str]], before: dict[str, str], now: str) -> list[dict[str, str]]:
+def pending(
+    have: dict[str, str], offers: dict[str, set[str]], before: dict[str, str], now: str
+) -> list[dict[str, str]]:
     """Return the packages for which a security update waits; ``before``: package to since when, of the old record."""
     rows = []
     for name, version in sorted(have.items()):
-        later = [one for one in there.get(name, ()) if newer(one, version)]
+        later = [offer for offer in offers.get(name, ()) if newer(offer, version)]
         if later:
-            best = next(one for one in later if not any(newer(other, one) for other in later))
+            best = next(offer for offer in later if not any(newer(other, offer) for other in later))
             rows.append({"package": name, "installed": version, "version": best, "since": before.get(name, now)})
     return rows
 
@@ -78,13 +80,13 @@ def main() -> int:
     """Write the record."""
     patterns = json.loads(SETTINGS.read_text(encoding="utf-8"))["patterns"]
     have = installed(output("dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Status}\n"), patterns)
-    there = offered(output("apt-cache", "madison", *sorted(have))) if have else {}
+    offers = offered(output("apt-cache", "madison", *sorted(have))) if have else {}
     try:
         before = {row["package"]: row["since"] for row in json.loads(RECORD.read_text(encoding="utf-8"))["pending"]}
     except (OSError, ValueError, KeyError, TypeError):
         before = {}
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    record = {"schema": "gpunode.pending-updates/1", "at": now, "pending": pending(have, there, before, now)}
+    record = {"schema": "gpunode.pending-updates/1", "at": now, "pending": pending(have, offers, before, now)}
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     number, draft = tempfile.mkstemp(prefix=".pending.", dir=str(RECORD.parent))
     try:

@@ -762,8 +762,8 @@ def deeper_lines(text: str, end: int, key_line: int, entries: bool = False) -> i
     """Return the end of the lines after ``end`` that are indented further than the line of the name; with
     ``entries``, also of the list that is aligned with it.
     """
-    own = indentation(LIST_INDENTATION, text, key_line)
-    if text[key_line + own : key_line + own + 1] in ("#", ";"):
+    key_depth = indentation(LIST_INDENTATION, text, key_line)
+    if text[key_line + key_depth : key_line + key_depth + 1] in ("#", ";"):
         return end
     at = end
     while True:
@@ -773,7 +773,7 @@ def deeper_lines(text: str, end: int, key_line: int, entries: bool = False) -> i
         at = line_end(text, line)
         depth = indentation(INDENTATION, text, line)
         content = text[line + depth : at]
-        if content and depth <= own and not (entries and depth == own and content.startswith("- ")):
+        if content and depth <= key_depth and not (entries and depth == key_depth and content.startswith("- ")):
             return end
         end = at if content else end
 
@@ -975,8 +975,8 @@ class Probe:
         for name in path.strip("/").split("/"):
             descriptor, folder = self.without_users_link(descriptor, name), descriptor
             os.close(folder)
-        found, data = self.data_of(descriptor, most, cut=True)
-        return found, data
+        status, data = self.data_of(descriptor, most, cut=True)
+        return status, data
 
     @staticmethod
     def without_users_link(folder: int, name: str) -> int:
@@ -984,8 +984,8 @@ class Probe:
         above = os.fstat(folder)
         try:
             descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            found = os.fstat(descriptor)
-            if stat.S_ISLNK(found.st_mode) and found.st_uid == above.st_uid == 0 and not above.st_mode & 0o022:
+            status = os.fstat(descriptor)
+            if stat.S_ISLNK(status.st_mode) and status.st_uid == above.st_uid == 0 and not above.st_mode & 0o022:
                 os.close(descriptor)
                 descriptor = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
         except OSError:
@@ -1000,11 +1000,11 @@ class Probe:
         A pipe would block, and the opening of a device can start something. With ``cut``, the rest is not read.
         """
         try:
-            found = os.fstat(descriptor)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(0, "is a pipe" if stat.S_ISFIFO(found.st_mode) else "is not a regular file")
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(0, "is a pipe" if stat.S_ISFIFO(status.st_mode) else "is not a regular file")
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             with os.fdopen(os.open("/proc/self/fd/%d" % descriptor, flags), "rb") as stream:
                 data = stream.read(most + 1) or b""
@@ -1012,7 +1012,7 @@ class Probe:
             os.close(descriptor)
         if len(data) > most and not cut:
             raise OSError(0, "larger than %d bytes" % most)
-        return found, data[:most]
+        return status, data[:most]
 
     def read_value(self, path: str) -> None:
         """Record one of the kernel's small files; nothing if it does not exist, or has no value at present."""
@@ -1027,8 +1027,8 @@ class Probe:
         if "*" not in pattern:
             return [pattern] if os.path.lexists(self.real(pattern)) else []
         root = self.root.rstrip("/")
-        found = glob.glob(glob.escape(root) + pattern)
-        return sorted(path[len(root) :] for path in found)
+        paths = glob.glob(glob.escape(root) + pattern)
+        return sorted(path[len(root) :] for path in paths)
 
     def tree(self, folder: str, names: str, must_have: Optional[str], files: Tuple[str, ...]) -> None:
         """Record one row of TREES."""
@@ -1066,17 +1066,17 @@ class Probe:
                 if reason:
                     self.unreadable[path] = reason
 
-    def note_answer(self, key: str, found: Answer) -> None:
+    def note_answer(self, key: str, reply: Answer) -> None:
         """Add one command's answer to the bundle."""
         with self.lock:
             if not self.closed:
-                self.commands[key] = found
+                self.commands[key] = reply
 
-    def note_look(self, key: str, what: str, lines: List[str], problems: List[str], seconds: float = 0.0) -> None:
+    def note_look(self, key: str, action: str, lines: List[str], problems: List[str], seconds: float = 0.0) -> None:
         """Add data that the probe collected itself to the bundle: lines, and what could not be read."""
         stdout = scrub("".join(line + "\n" for line in lines))
         stderr = "; ".join(problems)
-        self.note_answer(key, answer(["(probe)", what], 1 if problems else 0, stdout, stderr, seconds))
+        self.note_answer(key, answer(["(probe)", action], 1 if problems else 0, stdout, stderr, seconds))
 
     # Running
 
@@ -1270,7 +1270,7 @@ def gpus_on_bus(probe: Probe) -> int:
 
 def children_of(parent: int) -> Set[int]:
     """Return the numbers of a process's children."""
-    found = set()
+    children = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -1280,8 +1280,8 @@ def children_of(parent: int) -> Set[int]:
         except OSError:
             continue  # Ended in the meantime.
         if len(fields) > 1 and int(fields[1]) == parent:
-            found.add(int(name))
-    return found
+            children.add(int(name))
+    return children
 
 
 def await_end(process: "subprocess.Popen[bytes]", deadline: float) -> str:
@@ -1405,8 +1405,8 @@ def kernels(probe: Probe) -> None:
 
 def module_files(probe: Probe) -> None:
     """Record NVIDIA's modules on disk, and modinfo's output on the GPU's own one in each kernel."""
-    found = probe.run("find-modules", ["find", "/lib/modules/", "-name", "nvidia*.ko*"])
-    paths = [line for line in (found["stdout"] if found else "").splitlines() if GPU_MODULE.search(line)]
+    reply = probe.run("find-modules", ["find", "/lib/modules/", "-name", "nvidia*.ko*"])
+    paths = [line for line in (reply["stdout"] if reply else "").splitlines() if GPU_MODULE.search(line)]
     if paths:
         probe.run("modinfo", ["modinfo"] + paths)
         kernels = sorted({path.split("/")[3] for path in paths})
@@ -1460,13 +1460,13 @@ def images(probe: Probe, sizes: Dict[str, Tuple[int, int]]) -> None:
 def modules_in(probe: Probe, path: str, limit_s: float) -> List[List[str]]:
     """Return state, size and path of each GPU module in an initramfs."""
     for argv in (["lsinitramfs", "-l", path], ["lsinitrd", path]):
-        found = probe.execute(argv, limit_s, keep=LISTED_MODULE)
-        if found["rc"] == 127:
+        reply = probe.execute(argv, limit_s, keep=LISTED_MODULE)
+        if reply["rc"] == 127:
             continue
-        if found["rc"] != 0:
-            reason = "no answer in time" if found["timed_out"] else "exit status %d" % found["rc"]
+        if reply["rc"] != 0:
+            reason = "no answer in time" if reply["timed_out"] else "exit status %d" % reply["rc"]
             return [["unknown", "", "%s: %s" % (argv[0], reason)]]
-        rows = [line.split(None, 5) for line in found["stdout"].splitlines()]
+        rows = [line.split(None, 5) for line in reply["stdout"].splitlines()]
         # -rw-r--r-- 1 root root 56823808 Nov 20 09:00 usr/lib/modules/... (lsinitrd prints a year in place of the time)
         named = [["module", row[4], row[5].split()[-1]] for row in rows if len(row) == 6 and row[4].isdigit()]
         return named or [["without", "", ""]]
@@ -1515,10 +1515,10 @@ def library(probe: Probe) -> None:
     """
     cache = probe.run("ldconfig", ["ldconfig", "-p"], keep=re.compile(r"\blib(nvidia-ml|cuda|nccl|cudnn)\.so"))
     cached = [line.rpartition("=> ") for line in (cache["stdout"] if cache else "").splitlines()]
-    found = [entry for entry in cached if "libnvidia-ml.so.1 (" in entry[0]]
-    if found:
-        native = [entry for entry in found if "x86-64" in entry[0] or "AArch64" in entry[0]]
-        probe.run("readlink-libnvidia-ml", ["readlink", "-e", (native or found)[0][2].strip()])
+    entries = [entry for entry in cached if "libnvidia-ml.so.1 (" in entry[0]]
+    if entries:
+        native = [entry for entry in entries if "x86-64" in entry[0] or "AArch64" in entry[0]]
+        probe.run("readlink-libnvidia-ml", ["readlink", "-e", (native or entries)[0][2].strip()])
     started = time.monotonic()
     paths = [entry[2].strip() for entry in cached if entry[1]]
     for folder in LIBRARY_FOLDERS:
@@ -1564,8 +1564,8 @@ def signs(probe: Probe) -> None:
 def tools(probe: Probe) -> None:
     """Record the programs listed by the role gpu_tools: a line ``name, path`` each, an empty path if there is none."""
     try:
-        found = json.loads(text_of(probe.content(TOOLS_RECORD)))
-        names = [name for name in found["programs"] if re.match(r"[A-Za-z0-9._+-]{1,60}$", name)][:100]
+        record = json.loads(text_of(probe.content(TOOLS_RECORD)))
+        names = [name for name in record["programs"] if re.match(r"[A-Za-z0-9._+-]{1,60}$", name)][:100]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as err:
@@ -1583,8 +1583,10 @@ def storage(probe: Probe) -> None:
     """
     try:
         requested = json.loads(text_of(probe.content(STORAGE_RECORD)))["mounts"][:STORAGE_MOST]
-        rows = [[str(one[key]) for key in ("path", "source", "type")] for one in requested]
-        marks = [("remote" if one["remote"] else "scratch", ",".join(map(str, one["options"]))) for one in requested]
+        rows = [[str(mount[key]) for key in ("path", "source", "type")] for mount in requested]
+        marks = [
+            ("remote" if mount["remote"] else "scratch", ",".join(map(str, mount["options"]))) for mount in requested
+        ]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as err:
@@ -1604,9 +1606,9 @@ def storage(probe: Probe) -> None:
     mounts = mounts_by_path(probe)
     lines = []
     for row, mark in zip(rows, marks):
-        found = sizes.get(row[0]) or answer([], 124, "", "", STORAGE_S, timed_out=True)
-        there = [one for one in mounts.get(row[0], []) if one[1] != "autofs"]
-        lines.append("\t".join([*row, *mark, *storage_state(probe, row[1], there), *storage_size(found)]))
+        reply = sizes.get(row[0]) or answer([], 124, "", "", STORAGE_S, timed_out=True)
+        mounted = [mount for mount in mounts.get(row[0], []) if mount[1] != "autofs"]
+        lines.append("\t".join([*row, *mark, *storage_state(probe, row[1], mounted), *storage_size(reply)]))
     probe.note_look("storage", "look at mounts", lines, [])
 
 
@@ -1617,35 +1619,35 @@ def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
     After an error the kernel makes the superblock read-only and leaves the mount's own flag: the options have ``ro`` if
     one of the two does, as in /proc/mounts.
     """
-    found = {}  # type: Dict[str, List[List[str]]]
+    mounts = {}  # type: Dict[str, List[List[str]]]
     for line in text_of(probe.content("/proc/self/mountinfo")).split("\n"):
         head, _, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
         if len(fields) > 5 and len(kinds) > 2:
             superblock = "ro" if "ro" in kinds[2].split(",") else "rw"
             options = re.sub(r"^rw\b", superblock, fields[5])
-            found.setdefault(fields[4], []).append([kinds[1], kinds[0], options, superblock, kinds[2]])
-    return found
+            mounts.setdefault(fields[4], []).append([kinds[1], kinds[0], options, superblock, kinds[2]])
+    return mounts
 
 
-def storage_state(probe: Probe, source: str, there: List[List[str]]) -> List[str]:
+def storage_state(probe: Probe, source: str, mounts: List[List[str]]) -> List[str]:
     """Return type and options of a mount, and whether it is the device with the expected UUID."""
-    if not there:
+    if not mounts:
         return ["", "", ""]
     same = ""
     if source.startswith("UUID="):
         device = os.path.realpath(probe.real("/dev/disk/by-uuid/" + source[5:]))
-        same = "yes" if device == os.path.realpath(probe.real(there[-1][0])) else "no"
-    return [there[-1][1], there[-1][2], same]
+        same = "yes" if device == os.path.realpath(probe.real(mounts[-1][0])) else "no"
+    return [mounts[-1][1], mounts[-1][2], same]
 
 
-def storage_size(found: Answer) -> List[str]:
+def storage_size(reply: Answer) -> List[str]:
     """Return size and free space in MiB, and why there is none."""
-    words = found["stdout"].split()
-    if found["timed_out"]:
+    words = reply["stdout"].split()
+    if reply["timed_out"]:
         return ["", "", "no answer within %g s" % STORAGE_S]
-    if found["rc"] != 0 or len(words) != 3:
-        return ["", "", " ".join(found["stderr"].split())[:200] or "stat ended with %d" % found["rc"]]
+    if reply["rc"] != 0 or len(words) != 3:
+        return ["", "", " ".join(reply["stderr"].split())[:200] or "stat ended with %d" % reply["rc"]]
     block, blocks, free = [int(word) for word in words]
     return [str(block * blocks >> 20), str(block * free >> 20), ""]
 
@@ -1681,8 +1683,8 @@ def variables(probe: Probe) -> None:
 
 def settings_in(text: str) -> List[Tuple[str, str]]:
     """Return (name, value) of each of VARIABLES that a text sets."""
-    found = [(match.group("name"), match.group("value").strip("\"'")) for match in SETTING.finditer(text)]
-    return [(name, " ".join(value.split())[:400]) for name, value in found]
+    pairs = [(match.group("name"), match.group("value").strip("\"'")) for match in SETTING.finditer(text)]
+    return [(name, " ".join(value.split())[:400]) for name, value in pairs]
 
 
 def boot_settings(probe: Probe) -> None:
@@ -1708,9 +1710,9 @@ def boot_settings(probe: Probe) -> None:
 
 def sysctls_in(text: str) -> List[Tuple[str, str]]:
     """Return (name, value) of each of SYSCTLS that a file of sysctl.d sets."""
-    found = [(match.group("name"), match.group("value")) for match in SYSCTL_LINE.finditer(text)]
+    pairs = [(match.group("name"), match.group("value")) for match in SYSCTL_LINE.finditer(text)]
     # The first separator of a name decides whether slashes or dots divide it.
-    named = [(name.replace("/", ".") if "/" in name else name, value) for name, value in found]
+    named = [(name.replace("/", ".") if "/" in name else name, value) for name, value in pairs]
     return [(name, " ".join(value.split())[:400]) for name, value in named if name in SYSCTLS]
 
 
@@ -1760,17 +1762,17 @@ def device_nodes(probe: Probe) -> None:
     lines, problems = [], []
     for path in probe.matching("/dev/nvidia*") + probe.matching("/dev/nvidia*/*"):
         try:
-            found = os.lstat(probe.real(path))
+            status = os.lstat(probe.real(path))
         except OSError as err:
             problems.append("%s: %s" % (path, err.strerror))
             continue
         kinds = ((stat.S_ISCHR, "character"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"), (stat.S_ISREG, "file"))
-        kind = next((word for is_kind, word in kinds if is_kind(found.st_mode)), "other")
+        kind = next((word for is_kind, word in kinds if is_kind(status.st_mode)), "other")
         numbers = ["", ""]
         if kind == "character":
-            numbers = [str(os.major(found.st_rdev)), str(os.minor(found.st_rdev))]
-        mode = "%04o" % stat.S_IMODE(found.st_mode)
-        lines.append("\t".join([path, kind, mode, user_name(found.st_uid), group_name(found.st_gid)] + numbers))
+            numbers = [str(os.major(status.st_rdev)), str(os.minor(status.st_rdev))]
+        mode = "%04o" % stat.S_IMODE(status.st_mode)
+        lines.append("\t".join([path, kind, mode, user_name(status.st_uid), group_name(status.st_gid)] + numbers))
     probe.note_look("device-nodes", "look at /dev/nvidia*", lines, problems)
 
 
@@ -1781,13 +1783,13 @@ def device_links(probe: Probe) -> None:
     lines, booted = [], time.time() - time.monotonic()
     for path in probe.matching("/dev/nvidia*") + probe.matching("/dev/nvidia*/*"):
         try:
-            found = os.lstat(probe.real(path))
+            status = os.lstat(probe.real(path))
         except OSError:
             continue  # Removed in the meantime; device-nodes has the reason of others.
-        if stat.S_ISCHR(found.st_mode):
-            link = "/dev/char/%d:%d" % (os.major(found.st_rdev), os.minor(found.st_rdev))
+        if stat.S_ISCHR(status.st_mode):
+            link = "/dev/char/%d:%d" % (os.major(status.st_rdev), os.minor(status.st_rdev))
             linked = "yes" if os.path.lexists(probe.real(link)) else "no"
-            lines.append("%s\t%d\t%s" % (path, found.st_mtime - booted, linked))
+            lines.append("%s\t%d\t%s" % (path, status.st_mtime - booted, linked))
     probe.note_look("device-links", "look at /dev/char", lines, [])
 
 
@@ -1874,11 +1876,11 @@ def remote_mounts(probe: Probe) -> None:
     lines, problems = [], []
     try:
         for path, mounts in sorted(mounts_by_path(probe).items()):
-            for source, kind, own, _, all_of_it in mounts[-1:]:
+            for source, kind, flags, _, all_of_it in mounts[-1:]:
                 if NETWORK_TYPES.match(kind):
-                    access = own.split(",")[0]
-                    options = [one for one in (own + "," + all_of_it).split(",") if MOUNT_OPTION.match(one)]
-                    options = [one for one in options if one not in ("ro", "rw")]
+                    access = flags.split(",")[0]
+                    options = [option for option in (flags + "," + all_of_it).split(",") if MOUNT_OPTION.match(option)]
+                    options = [option for option in options if option not in ("ro", "rw")]
                     lines.append("\t".join([path, source, kind, access, ",".join(dict.fromkeys(options))]))
     except OSError as err:
         problems.append("/proc/self/mountinfo: %s" % (probe.reason(err) or "gone"))
@@ -1907,7 +1909,7 @@ def needrestart(probe: Probe) -> None:
 
 def slurm(probe: Probe) -> None:
     """Record the lines on GPUs of Slurm's configuration, from the first folder that has a slurm.conf, and versions."""
-    folders = [one for one in SLURM_FOLDERS if os.path.exists(probe.real(one + "slurm.conf"))][:1]
+    folders = [folder for folder in SLURM_FOLDERS if os.path.exists(probe.real(folder + "slurm.conf"))][:1]
     for folder in folders:
         for name, keep in SLURM_FILES:
             probe.read(folder + name, keep=keep)
@@ -1968,8 +1970,8 @@ def flow_control(probe: Probe) -> None:
         probe.read_value("/proc/sys/net/ipv4/conf/all/rp_filter")
         probe.run("ip-rules", ["ip", "rule", "show"])
     for name in rails:
-        found = probe.run("dcb-pfc-%s" % name, ["dcb", "pfc", "show", "dev", name], DCB_S)
-        if found and found["rc"] in (126, 127):
+        reply = probe.run("dcb-pfc-%s" % name, ["dcb", "pfc", "show", "dev", name], DCB_S)
+        if reply and reply["rc"] in (126, 127):
             break
         probe.run("dcb-app-%s" % name, ["dcb", "-N", "app", "show", "dev", name, "dscp-prio"], DCB_S)
         probe.run("dcb-dcbx-%s" % name, ["dcb", "dcbx", "show", "dev", name], DCB_S)
@@ -2050,7 +2052,7 @@ def account_rows(probe: Probe, path: str, width: int) -> List[List[str]]:
 def private_key(probe: Probe, path: str) -> Optional[str]:
     """Return one line on a private key; None if the file is not one. The type is that of its public key file."""
     try:
-        there, start = probe.users_content(path, 64)
+        status, start = probe.users_content(path, 64)
     except OSError:
         return None
     if b"PRIVATE KEY-----" not in start:
@@ -2062,11 +2064,11 @@ def private_key(probe: Probe, path: str) -> Optional[str]:
         pass  # Without a public key file the type is unknown.
     row = (
         path,
-        "%04o" % stat.S_IMODE(there.st_mode),
-        user_name(there.st_uid),
+        "%04o" % stat.S_IMODE(status.st_mode),
+        user_name(status.st_uid),
         kind,
         str(bits),
-        str(int(there.st_mtime)),
+        str(int(status.st_mtime)),
     )
     return "\t".join(row)
 
@@ -2160,16 +2162,16 @@ def bmc(probe: Probe) -> None:
     devices = [path for path in IPMI_DEVICES if os.path.exists(probe.real(path))]
     probe.note_look("ipmi-devices", "look for a BMC", devices, [])
     for key, argv in IPMI_COMMANDS if devices else ():
-        found = probe.run(key, argv, IPMI_S)
-        if found and (found["rc"] in (126, 127) or found["timed_out"]):
+        reply = probe.run(key, argv, IPMI_S)
+        if reply and (reply["rc"] in (126, 127) or reply["timed_out"]):
             break
 
 
 def nvme_health(probe: Probe) -> None:
     """Record ``nvme smart-log`` of each controller; it reads a log page and needs root."""
     for name in names_like(probe, "/sys/class/nvme/", r"nvme\d+$")[:64]:
-        found = probe.run("nvme-%s" % name, ["nvme", "smart-log", "/dev/" + name, "-o", "json"], NVME_S)
-        if found and found["rc"] in (126, 127):
+        reply = probe.run("nvme-%s" % name, ["nvme", "smart-log", "/dev/" + name, "-o", "json"], NVME_S)
+        if reply and reply["rc"] in (126, 127):
             break
 
 
@@ -2202,7 +2204,7 @@ def stuck_processes(probe: Probe) -> None:
 
 def waiting(probe: Probe) -> Dict[str, Tuple[str, str]]:
     """Return processes in state D: number to (name, time of start)."""
-    found = {}
+    processes = {}
     for pid in names_like(probe, "/proc", r"\d+$"):
         try:
             head, _, tail = text_of(probe.content("/proc/%s/stat" % pid)).rpartition(")")
@@ -2210,8 +2212,8 @@ def waiting(probe: Probe) -> Dict[str, Tuple[str, str]]:
             continue  # Ended in the meantime.
         fields = tail.split()
         if len(fields) > 19 and fields[0] == "D":
-            found[pid] = (" ".join(head.partition("(")[2].split()), fields[19])
-    return found
+            processes[pid] = (" ".join(head.partition("(")[2].split()), fields[19])
+    return processes
 
 
 def units(probe: Probe) -> None:
@@ -2363,8 +2365,8 @@ def nvidia_tools(probe: Probe) -> None:
         if reason:
             probe.note_answer(key, answer(argv, 124, "", "not run: " + reason, 0.0, timed_out=True))
             continue
-        found = probe.run(key, argv, probe.nvidia_tool_s)
-        if found and found["timed_out"]:
+        reply = probe.run(key, argv, probe.nvidia_tool_s)
+        if reply and reply["timed_out"]:
             hung = key
     if hung is None:
         usage_again(probe, least_s)

@@ -82,13 +82,13 @@ class Follower:
             data = b""
         if not data:
             return None
-        *found, rest = (self.rest + data).split(b"\n")
+        *lines, rest = (self.rest + data).split(b"\n")
         self.rest = rest[:LINE_BYTES]
-        found = [line.strip(b"\r \t")[:LINE_BYTES] for line in found]
-        found = [line for line in found if line]
-        if found:
-            self.last = found[-1]
-        return found
+        lines = [line.strip(b"\r \t")[:LINE_BYTES] for line in lines]
+        lines = [line for line in lines if line]
+        if lines:
+            self.last = lines[-1]
+        return lines
 
     def end(self) -> None:
         if self.pid:
@@ -161,14 +161,14 @@ class Processes:
                 self.found.put(process)
                 self.asked.put(process)
         self.known[pid] = now
-        for old in [one for one, at in self.known.items() if now - at > keep_s]:
+        for old in [number for number, at in self.known.items() if now - at > keep_s]:
             del self.known[old]
 
     def ready(self) -> list[dict[str, Any]]:
-        found = []
+        processes = []
         while not self.found.empty():
-            found.append(self.found.get())
-        return found
+            processes.append(self.found.get())
+        return processes
 
 
 def about(pid: int) -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ class NodeSampler:
         """Do what is due; return False when the other side is gone."""
         now = time.monotonic()
         self.start_followers(now)
-        running = {one.terminal: one for one in self.followers if one.pid}
+        running = {follower.terminal: follower for follower in self.followers if follower.pid}
         ready, _, _ = select.select([0, *running], [], [], 1.0)
         now = time.monotonic()
         for number in ready:
@@ -230,7 +230,9 @@ class NodeSampler:
             self.send("P", json.dumps(process))
         if now >= self.cost_due:
             self.cost_due = now + COST_EVERY_S
-            spent = sum(one.spent_s + (processor_s(one.pid) if one.pid else 0.0) for one in self.followers)
+            spent = sum(
+                follower.spent_s + (processor_s(follower.pid) if follower.pid else 0.0) for follower in self.followers
+            )
             self.send("C", f"{time.process_time():.2f},{spent:.2f},{now - self.started:.2f}")
         if 0 in ready:
             data = os.read(0, 4096)
