@@ -109,15 +109,15 @@ class Cost:
         starts = [row for row in self.rows if "start" in row]
         ends = [row["at"] for row in starts[1:]] + [row["end"] for row in self.rows if "end" in row]
         of_task = {row["start"]: row["role"] or "(playbook)" for row in starts}
-        found: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        by_role: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
         for row, end in zip(starts, ends, strict=False):
-            cell = found[of_task[row["start"]]]
+            cell = by_role[of_task[row["start"]]]
             cell[0] += 1
             cell[2] += end - row["at"]
         for row in self.rows:
             if "module" in row:
-                found[of_task.get(row["task"], "(playbook)")][1] += 1
-        return {role: (int(cell[0]), int(cell[1]), cell[2]) for role, cell in found.items()}
+                by_role[of_task.get(row["task"], "(playbook)")][1] += 1
+        return {role: (int(cell[0]), int(cell[1]), cell[2]) for role, cell in by_role.items()}
 
 
 def run(playbook: Path, inventory: str, *more: str) -> Cost:
@@ -172,32 +172,32 @@ def nodes(arguments: argparse.Namespace) -> Iterator[str]:
 
 def measured(builtin: Path, inventory: str, rounds: int, variables: Sequence[str]) -> dict[str, list[Cost]]:
     """Run both in turn; the first run of each, which fills caches and writes files, is not counted."""
-    found: dict[str, list[Cost]] = {"site.yml": [], "45 builtin tasks": []}
+    runs: dict[str, list[Cost]] = {"site.yml": [], "45 builtin tasks": []}
     for number in range(rounds + 1):
         for name, playbook, more in (("site.yml", SITE, variables), ("45 builtin tasks", builtin, ())):
             cost = run(playbook, inventory, *more)
             print(f"round {number}: {name}: {cost.seconds:.1f} s, changed={cost.changed}", flush=True)
             if number:
-                found[name].append(cost)
-    return found
+                runs[name].append(cost)
+    return runs
 
 
-def table(found: dict[str, list[Cost]]) -> Iterator[str]:
+def table(runs: dict[str, list[Cost]]) -> Iterator[str]:
     """Yield the comparison, and the roles, as Markdown."""
     yield "| settled run | tasks | module runs | median s | least to most s | changed |"
     yield "|---|---:|---:|---:|---|---:|"
-    for name, costs in found.items():
+    for name, costs in runs.items():
         seconds = [cost.seconds for cost in costs]
         last = costs[-1]
         yield (
             f"| {name} | {last.tasks} | {last.modules} | {statistics.median(seconds):.1f} "
             f"| {min(seconds):.1f} to {max(seconds):.1f} | {sum(cost.changed for cost in costs)} |"
         )
-    ratio = statistics.median([site.seconds / own.seconds for site, own in zip(*found.values(), strict=True)])
+    ratio = statistics.median([site.seconds / builtin.seconds for site, builtin in zip(*runs.values(), strict=True)])
     yield f"\nMedian of the ratios of the rounds: {ratio:.2f}.\n"
     yield "| role | tasks | module runs | s |"
     yield "|---|---:|---:|---:|"
-    for role, (tasks, modules, took) in found["site.yml"][-1].by_role().items():
+    for role, (tasks, modules, took) in runs["site.yml"][-1].by_role().items():
         yield f"| {role} | {tasks} | {modules} | {took:.1f} |"
 
 
@@ -217,8 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = builtin_tasks()
         play = {"name": "Builtin tasks", "hosts": "all", "gather_facts": False, "become": True, "tasks": tasks}
         builtin.write_text(yaml.safe_dump([play], sort_keys=False), encoding="utf-8")
-        found = measured(builtin, inventory, arguments.rounds, arguments.variables)
-    print("\n" + "\n".join(table(found)))
+        runs = measured(builtin, inventory, arguments.rounds, arguments.variables)
+    print("\n" + "\n".join(table(runs)))
     return 0
 
 

@@ -85,12 +85,12 @@ class SimulatedFabric:
         return math.exp(abs(self._random.gauss(0.0, NOISE))) * disturbed
 
     def _trial(self, link: tuple[int, int]) -> Trial:
-        one, other = (self.positions[rank] for rank in link)
-        if {one.node, other.node} & self.faults.wrong_mtu:
+        first, other = (self.positions[rank] for rank in link)
+        if {first.node, other.node} & self.faults.wrong_mtu:
             return Trial(None, small=True)
-        rate = min(self._rate(rank) for rank in link) * self.faults.slow_rail.get(one.rail, 1.0)
-        if one.rack != other.rack:
-            left = min(self.faults.slow_uplink.get(str(rack), 1.0) for rack in (one.rack, other.rack))
+        rate = min(self._rate(rank) for rank in link) * self.faults.slow_rail.get(first.rail, 1.0)
+        if first.rack != other.rack:
+            left = min(self.faults.slow_uplink.get(str(rack), 1.0) for rack in (first.rack, other.rack))
             # Flows share an uplink unequally.
             rate *= min(1.0, left * self._random.uniform(0.6, 1.4)) if left < 1 else 1.0
         for rank in link:
@@ -152,10 +152,10 @@ def two(chance: random.Random, nodes: int, rails: int, rack_size: int) -> tuple[
         both, expected = Faults(), set()
         seen: list[int] = []
         for kind in (chance.choice(OF_NODES), chance.choice(OF_NODES)):
-            one, named = fault(kind, chance, nodes, rails, rack_size)
-            ((what, number),) = named
-            seen.append(int(str(number)) if what == "node" else int(str(number)) // rails)
-            for name, value in vars(one).items():
+            faults, named = fault(kind, chance, nodes, rails, rack_size)
+            ((cause, number),) = named
+            seen.append(int(str(number)) if cause == "node" else int(str(number)) // rails)
+            for name, value in vars(faults).items():
                 getattr(both, name).update(value)
             expected |= named
         if seen[0] == seen[1]:
@@ -165,13 +165,13 @@ def two(chance: random.Random, nodes: int, rails: int, rack_size: int) -> tuple[
 
 def named(causes: Iterable[Suspect]) -> Expected:
     """Return the causes that the search named, as ``fault`` returns them."""
-    found: Expected = set()
+    pairs: Expected = set()
     for cause in causes:
         if cause.kind in ("gpu", "rank", "stopped"):
-            found.add((cause.kind, cause.ranks[0]))
+            pairs.add((cause.kind, cause.ranks[0]))
         else:
-            found.add((cause.kind, int(cause.name) if cause.name.isdigit() else cause.name))
-    return found
+            pairs.add((cause.kind, int(cause.name) if cause.name.isdigit() else cause.name))
+    return pairs
 
 
 @dataclass
@@ -207,15 +207,15 @@ def outcomes(nodes: int, rails: int, rack_size: int, faults: int, seed: int = 1)
         yield kind, searched(fabric, expected)
 
 
-def table(found: dict[str, list[Outcome]]) -> list[str]:
+def table(by_kind: dict[str, list[Outcome]]) -> list[str]:
     """Return the lines of the table of outcomes by kind."""
     heads = ("fault", "runs", "named exactly", "missed", "false suspects", "rounds, median (most)", "wall time")
     rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|---|---|---|"]
-    for kind, runs in found.items():
-        exact = sum(one.found == one.expected for one in runs)
-        missed = sum(len(one.expected - one.found) for one in runs)
-        false = sum(len(one.found - one.expected) for one in runs)
-        rounds, walls = [one.rounds for one in runs], [one.wall_s for one in runs]
+    for kind, runs in by_kind.items():
+        exact = sum(run.found == run.expected for run in runs)
+        missed = sum(len(run.expected - run.found) for run in runs)
+        false = sum(len(run.found - run.expected) for run in runs)
+        rounds, walls = [run.rounds for run in runs], [run.wall_s for run in runs]
         took = f"{statistics.median(rounds):g} ({max(rounds)}) | {statistics.median(walls):.0f} s ({max(walls):.0f} s)"
         rows.append(f"| {kind} | {len(runs)} | {exact} | {missed} | {false} | {took} |")
     return rows
@@ -228,21 +228,21 @@ def main() -> None:
     parser.add_argument("--rails", type=int, default=8)
     parser.add_argument("--rack-size", type=int, default=16)
     parser.add_argument("--faults", type=int, default=1000)
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     started = time.monotonic()
-    found: dict[str, list[Outcome]] = {}
+    by_kind: dict[str, list[Outcome]] = {}
 
     def lines() -> str:
-        done, took = sum(map(len, found.values())), time.monotonic() - started
-        of = f"{done} of {given.faults} faults, {given.nodes} nodes, rails: {given.rails}, computed in {took:.0f} s"
-        return "\n".join([*table(found), of]) + "\n"
+        done, took = sum(map(len, by_kind.values())), time.monotonic() - started
+        of = f"{done} of {chosen.faults} faults, {chosen.nodes} nodes, rails: {chosen.rails}, computed in {took:.0f} s"
+        return "\n".join([*table(by_kind), of]) + "\n"
 
-    for number, (kind, outcome) in enumerate(outcomes(given.nodes, given.rails, given.rack_size, given.faults), 1):
-        found.setdefault(kind, []).append(outcome)
+    for number, (kind, outcome) in enumerate(outcomes(chosen.nodes, chosen.rails, chosen.rack_size, chosen.faults), 1):
+        by_kind.setdefault(kind, []).append(outcome)
         if outcome.expected != outcome.found:
             expected, answer = sorted(map(str, outcome.expected)), sorted(map(str, outcome.found))
             sys.stderr.write(f"fault {number}, {kind}: expected {expected}, named {answer}\n")
-        if number % PARTIAL == 0 and number < given.faults:
+        if number % PARTIAL == 0 and number < chosen.faults:
             sys.stderr.write(lines())
             sys.stderr.flush()
     sys.stdout.write(lines())

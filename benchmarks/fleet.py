@@ -51,7 +51,7 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
     """Return the tools installed on this machine, with their commands for these nodes."""
     config = standing.ssh_config
     hosts: list[str | Path] = ["-i", standing.inventory, "--limit", ",".join(names)]
-    found = [
+    installed = [
         Tool(
             "gpunode collect",
             [BIN / "gpunode", "collect", *hosts, "--parallel", PARALLEL, "--save", folder],
@@ -77,18 +77,18 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
     pdsh = shutil.which("pdsh")
     if pdsh is None:
         print("pdsh is not installed and was not measured", file=sys.stderr)
-        return found
+        return installed
     argv: list[str | Path] = [pdsh, "-R", "ssh", "-f", PARALLEL, "-w", ",".join(names), COMMAND]
-    return [*found, Tool("pdsh", argv, {"PDSH_SSH_ARGS_APPEND": f"-F {config}"})]
+    return [*installed, Tool("pdsh", argv, {"PDSH_SSH_ARGS_APPEND": f"-F {config}"})]
 
 
 def run(tool: Tool, nodes: int, folder: Path, env: Mapping[str, str]) -> Cost:
     """Measure one run; SystemExit if not every node's answer arrived."""
     shutil.rmtree(folder, ignore_errors=True)
     cost = measured(tool.argv, timeout_s=LIMIT_S, env={**env, **tool.env})
-    came = cost.stdout.count("gpunode.bundle/1") if tool.in_stdout else nodes
-    if cost.rc != 0 or came != nodes:
-        raise SystemExit(f"{tool.name}: exit {cost.rc}, {came} of {nodes} answers\n{cost.stderr[-2000:]}")
+    answers = cost.stdout.count("gpunode.bundle/1") if tool.in_stdout else nodes
+    if cost.rc != 0 or answers != nodes:
+        raise SystemExit(f"{tool.name}: exit {cost.rc}, {answers} of {nodes} answers\n{cost.stderr[-2000:]}")
     return cost
 
 
@@ -104,18 +104,18 @@ def main() -> None:
     size = statistics.mean(len(text.encode()) for text in bundles.values()) / 1024
     costs: dict[str, list[Cost]] = {}
     starts: dict[str, list[Cost]] = {}
-    with tempfile.TemporaryDirectory(prefix="gpunode-benchmark-") as place:
-        saved = Path(place) / "saved"
-        sshds = Path(place) / "sshds"
+    with tempfile.TemporaryDirectory(prefix="gpunode-benchmark-") as folder:
+        saved = Path(folder) / "saved"
+        sshds = Path(folder) / "sshds"
         sshds.mkdir()
-        env = with_bytecode(Path(place) / "bytecode")
+        env = with_bytecode(Path(folder) / "bytecode")
         with endpoints(sshds, bundles, {}) as standing:
-            for one in tools(standing, names[:1], saved):  # so that all bytecode is there
-                run(one, 1, saved, env)
+            for tool in tools(standing, names[:1], saved):  # so that all bytecode is there
+                run(tool, 1, saved, env)
             for number in range(chosen.rounds):
                 print(f"round {number + 1} of {chosen.rounds}", file=sys.stderr)
-                for one in tools(standing, names[:1], saved):
-                    starts.setdefault(one.name, []).append(run(one, 1, saved, env))
+                for tool in tools(standing, names[:1], saved):
+                    starts.setdefault(tool.name, []).append(run(tool, 1, saved, env))
                 for tool in tools(standing, names, saved):
                     costs.setdefault(tool.name, []).append(run(tool, len(names), saved, env))
     print(f"{len(names)} nodes, {size:.0f} KiB each, {PARALLEL} at a time, median of {chosen.rounds} rounds,", end=" ")

@@ -22,8 +22,8 @@ def main() -> int:
         tool = installed(Path(work) / "tool", TOOL)
         words = ("--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json")
         audit = _run(str(tool.with_name("pip-audit")), *words, "-r", "requirements.lock")
-    found = [each for each in PIPELINES if (ROOT / each).exists()]
-    pipelines = _run(str(Path(sys.executable).with_name("zizmor")), "--offline", "--quiet", *found)
+    present = [each for each in PIPELINES if (ROOT / each).exists()]
+    pipelines = _run(str(Path(sys.executable).with_name("zizmor")), "--offline", "--quiet", *present)
     print(pipelines.stdout, end="")
     return verdict(audit.stdout, pipelines.returncode)
 

@@ -221,20 +221,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest", type=Path, default=MANIFEST)
     parser.add_argument("--to", type=Path, default=KEPT, metavar="DIR")
     parser.add_argument("--server", default=SERVER, metavar="URL", help="answers /OWNER/NAME/COMMIT/PATH (HTTPS)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     folder = os.environ.get("GPUNODE_CAPTURES")
     if folder and not Path(folder).is_dir():
         parser.error(f"GPUNODE_CAPTURES: {folder} is not a folder")
-    if not given.server.startswith("https://"):
-        parser.error(f"--server: {given.server!r} is not an https:// address")
+    if not options.server.startswith("https://"):
+        parser.error(f"--server: {options.server!r} is not an https:// address")
     try:
-        captures = listed(given.manifest)
+        captures = listed(options.manifest)
     except (OSError, ValueError) as err:
         parser.error(str(err))
     if folder:
-        lines = from_folder(captures, given.to, Path(folder))
+        lines = from_folder(captures, options.to, Path(folder))
     else:
-        lines = from_server(captures, given.to, given.server.rstrip("/"))
+        lines = from_server(captures, options.to, options.server.rstrip("/"))
     try:
         for line in lines:
             report(line)
@@ -243,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         report("interrupted; the next run continues")
         return 130
-    absent = len(missing(captures, given.to))
-    print(f"captures: {len(captures) - absent} of {len(captures)} in {given.to}")
+    absent = len(missing(captures, options.to))
+    print(f"captures: {len(captures) - absent} of {len(captures)} in {options.to}")
     return 1 if absent else 0
 
 

@@ -95,8 +95,8 @@ def ranges(rows: Rows) -> Found:
         for row in rows[section].values():
             value = _at(row, path)
             if value is not None and not low <= value <= high:
-                what = f"{value:g} is outside {low:g} to {high:g}: check the unit"
-                yield (section, row.id, *path.split(".")), what
+                message = f"{value:g} is outside {low:g} to {high:g}: check the unit"
+                yield (section, row.id, *path.split(".")), message
 
 
 @rule("memory")
@@ -105,8 +105,8 @@ def memory(rows: Rows) -> Found:
     memory."""
     for row in rows["gpus"].values():
         if row.memory_gb and row.memory_mib and abs(row.memory_mib * 1.048576 / 1000 / row.memory_gb - 1) > 0.12:
-            what = f"{row.memory_mib} MiB does not fit {row.memory_gb:g} GB"
-            yield ("gpus", row.id, "memory_mib"), what, (("gpus", row.id, "memory_gb"),)
+            message = f"{row.memory_mib} MiB does not fit {row.memory_gb:g} GB"
+            yield ("gpus", row.id, "memory_mib"), message, (("gpus", row.id, "memory_gb"),)
 
 
 @rule("power")
@@ -139,8 +139,8 @@ def capability(rows: Rows) -> Found:
             )
     for row in rows["architectures"].values():
         if set(row.first_cuda) != set(row.compute_capabilities):
-            what = "lists capabilities that differ from compute_capabilities"
-            yield ("architectures", row.id, "first_cuda"), what, (("architectures", row.id, "compute_capabilities"),)
+            message = "lists capabilities that differ from compute_capabilities"
+            yield ("architectures", row.id, "first_cuda"), message, (("architectures", row.id, "compute_capabilities"),)
 
 
 @rule("cuda-floor")
@@ -152,10 +152,10 @@ def cuda_floor(rows: Rows) -> Found:
             known = arch.last_cuda is None or major.number <= arch.last_cuda
             if known != (highest >= Number(major.min_compute_capability)):
                 verb = "supports" if known else "does not support"
-                what = f"CUDA {major.id} {verb} {arch.name}, but requires capability {major.min_compute_capability}"
+                message = f"CUDA {major.id} {verb} {arch.name}, but requires capability {major.min_compute_capability}"
                 compared = (("architectures", arch.id, "compute_capabilities"),)
                 floor = ("cuda_majors", major.id, "min_compute_capability")
-                yield ("architectures", arch.id, "last_cuda"), what, (*compared, floor)
+                yield ("architectures", arch.id, "last_cuda"), message, (*compared, floor)
 
 
 @rule("version-branch")
@@ -178,7 +178,7 @@ def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
     for row in rows["systems"].values():
         for name, offer in row.origins.items():
             for branch, flavours in offer.versions.items():
-                for version in (one for versions in flavours.values() for one in versions):
+                for version in (version for versions in flavours.values() for version in versions):
                     yield ("systems", row.id, "origins", name, "versions"), branch, version
 
 
@@ -193,25 +193,25 @@ def dates(rows: Rows) -> Found:
             for field in ("eol_vendor", "eol_computed"):
                 end = getattr(row, field, None)
                 if released and end and last_day(end) < first_day(released):
-                    what = f"{end} is before the release, {released}"
-                    yield (section, row.id, field), what, ((section, row.id, "released"),)
+                    message = f"{end} is before the release, {released}"
+                    yield (section, row.id, field), message, ((section, row.id, "released"),)
             if released and _after(released, row.date):
-                what = f"{released} is after the day the row was checked, {row.date}"
-                yield (section, row.id, "released"), what, ((section, row.id, "date"),)
+                message = f"{released} is after the day the row was checked, {row.date}"
+                yield (section, row.id, "released"), message, ((section, row.id, "date"),)
     for row in rows["branches"].values():
         # An end before the release was reported above; every point would only repeat it.
         end = row.eol if row.eol and (not row.released or first_day(row.released) <= row.eol) else None
         for version, when in row.points.items():
             if when and _after(when, row.date):
-                what = f"{when} is after the day the row was checked, {row.date}"
-                yield ("branches", row.id, "points", version), what, (("branches", row.id, "date"),)
+                message = f"{when} is after the day the row was checked, {row.date}"
+                yield ("branches", row.id, "points", version), message, (("branches", row.id, "date"),)
             elif when and end and first_day(when) > end:
-                what = f"{when} is after the end of the branch, {end}"
+                message = f"{when} is after the end of the branch, {end}"
                 ends = tuple(("branches", row.id, field) for field in ("eol_vendor", "eol_computed"))
-                yield ("branches", row.id, "points", version), what, ends
+                yield ("branches", row.id, "points", version), message, ends
             elif when and row.released and last_day(when) + BETA < first_day(row.released):
-                what = f"{when} is long before the branch was released, {row.released}"
-                yield ("branches", row.id, "points", version), what, (("branches", row.id, "released"),)
+                message = f"{when} is long before the branch was released, {row.released}"
+                yield ("branches", row.id, "points", version), message, (("branches", row.id, "released"),)
 
 
 def _after(when: str, checked: str) -> bool:
@@ -227,9 +227,9 @@ def vendor_figure(rows: Rows) -> Found:
             continue
         limit = _limit(row, gpu)
         if limit is not None and row.value > limit:
-            what = f"{row.value:g} {row.unit} exceeds the maximum of {gpu.name}, {limit:.4g}: check the unit"
+            message = f"{row.value:g} {row.unit} exceeds the maximum of {gpu.name}, {limit:.4g}: check the unit"
             compared = tuple(("gpus", gpu.id, field) for field in _LIMITING)
-            yield ("expectations", row.id, "value"), what, compared
+            yield ("expectations", row.id, "value"), message, compared
 
 
 _LIMITING = ("memory_bandwidth_gb_per_s", "tflops", "pcie", "nvlink")
@@ -343,9 +343,9 @@ def nvlink_rate(rows: Rows) -> Found:
         totals = [rate * link.links for rate in NVLINK_GB_PER_S[link.gen]]
         if link.gb_per_s not in totals and link.gb_per_s >= min(NVLINK_GB_PER_S[link.gen]):
             expected = " or ".join(f"{total:g}" for total in totals)
-            what = f"{link.gb_per_s:g} is not what {link.links} links of generation {link.gen} carry: {expected}"
+            message = f"{link.gb_per_s:g} is not what {link.links} links of generation {link.gen} carry: {expected}"
             key = ("gpus", row.id, "nvlink")
-            yield (*key, "gb_per_s"), what, ((*key, "links"), (*key, "gen"))
+            yield (*key, "gb_per_s"), message, ((*key, "links"), (*key, "gen"))
 
 
 @rule("toolkit-driver")
@@ -377,13 +377,13 @@ def branch_order(rows: Rows) -> Found:
 def main(files: Sequence[str]) -> int:
     """Print the problems of the catalog with these files overlaid; return the exit code."""
     try:
-        found = problems(Catalog([read(Path(file)) for file in files]))
+        faults = problems(Catalog([read(Path(file)) for file in files]))
     except GpunodeError as err:
         print(f"catalog_lint.py: {err}", file=sys.stderr)
         return err.exit_code
-    for problem in found:
+    for problem in faults:
         print(f"{problem} [{problem.rule}]")
-    return Exit.USAGE if found else Exit.GOOD
+    return Exit.USAGE if faults else Exit.GOOD
 
 
 if __name__ == "__main__":

@@ -71,44 +71,44 @@ class Found:
             "container toolkits": len(self.sections.get("container_toolkit", {})),
             "GPUs": len(self.sections.get("gpus", {})),
         }
-        return ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+        return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
 
 
 def overlay(indexes: Iterable[Index], catalog: Catalog, today: date) -> Found:
     """Return rows for content of the indexes that the catalog does not have, each with its source and the day."""
-    found = Found()
+    additions = Found()
     for index in indexes:
-        source = _source_key(index, found, catalog)
+        source = _source_key(index, additions, catalog)
         title = f"{'pci.ids' if index.pci is not None else 'package index'}, SHA-256 {index.digest[:16]}"
-        found.add("sources", source, {"title": title, "url": index.where, "date": today.isoformat()})
+        additions.add("sources", source, {"title": title, "url": index.where, "date": today.isoformat()})
         if index.pci is not None:
-            _gpus(found, index.pci, catalog, source, today)
+            _gpus(additions, index.pci, catalog, source, today)
             continue
         versions = _by_name(index)
-        _branches(found, versions, catalog, source, today)
-        _toolkits(found, versions, catalog, source, today)
-        _container_toolkits(found, versions, catalog, source, today)
-    for name, rows in found.sections.items():
+        _branches(additions, versions, catalog, source, today)
+        _toolkits(additions, versions, catalog, source, today)
+        _container_toolkits(additions, versions, catalog, source, today)
+    for name, rows in additions.sections.items():
         if len(rows) > MOST_NEW:
-            found.left_out.append(f"{name}: {len(rows) - MOST_NEW} of {len(rows)} rows, the most is {MOST_NEW}")
-            found.sections[name] = dict(list(rows.items())[:MOST_NEW])
-    return found
+            additions.left_out.append(f"{name}: {len(rows) - MOST_NEW} of {len(rows)} rows, the most is {MOST_NEW}")
+            additions.sections[name] = dict(list(rows.items())[:MOST_NEW])
+    return additions
 
 
-def as_text(found: Found, today: date) -> str:
+def as_text(additions: Found, today: date) -> str:
     """Return the overlay as YAML."""
-    dumped = yaml.safe_dump(found.sections, sort_keys=False, width=110, allow_unicode=False)
+    dumped = yaml.safe_dump(additions.sections, sort_keys=False, width=110, allow_unicode=False)
     return f"{HEADER} on {today}: entries of indexes that are not in the catalog.\n{dumped}"
 
 
-def _source_key(index: Index, found: Found, catalog: Catalog) -> str:
+def _source_key(index: Index, additions: Found, catalog: Catalog) -> str:
     """Return ``index-ubuntu2404-x86-64`` from the last parts of the address, with a number if the name is already in
     use."""
     parts = [part for part in index.where.split("/") if part and part not in ("repodata",)]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(parts[-3:-1]).lower()).strip("-") or "site"
     stem = f"{'pci-ids' if index.pci is not None else 'index'}-{name[:60]}"
     taken = {key for key, row in catalog.sources.items() if row.url != index.where} | set(
-        found.sections.get("sources", {})
+        additions.sections.get("sources", {})
     )
     others = (f"{stem}-{number}" for number in range(2, len(taken) + 3))
     return next(key for key in (stem, *others) if key not in taken)
@@ -121,7 +121,7 @@ def _by_name(index: Index) -> dict[str, set[str]]:
     return versions
 
 
-def _branches(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
+def _branches(additions: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
     """Add new releases of known branches, and new branches."""
     carried: dict[str, set[str]] = {}
     for name, known in versions.items():
@@ -134,16 +134,16 @@ def _branches(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, 
         new = sorted(releases - set(branch.points if branch else ()), key=Number)[:MOST_NEW]
         if not new:
             continue
-        earlier = found.sections.get("branches", {}).get(number)
+        earlier = additions.sections.get("branches", {}).get(number)
         points = dict.fromkeys(new)
         if earlier is not None:
             earlier["points"] = dict.fromkeys(sorted({**earlier["points"], **points}, key=Number))
             earlier["source"] = list(dict.fromkeys([*earlier["source"], source]))
         elif branch is not None:
-            found.add("branches", number, {"points": points, "source": [*branch.source, source]})
+            additions.add("branches", number, {"points": points, "source": [*branch.source, source]})
         else:
             row = _new_branch(number, versions, catalog, source, today)
-            found.add("branches", number, {**row, "points": points})
+            additions.add("branches", number, {**row, "points": points})
 
 
 def _new_branch(
@@ -202,24 +202,24 @@ def _native_cuda(number: str, versions: Mapping[str, set[str]]) -> str | None:
     return max(series, key=Number, default=None)
 
 
-def _toolkits(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
+def _toolkits(additions: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
     """Add toolkits that the catalog does not have, with the branch of their series."""
     for series, version in _new_toolkits(versions, catalog):
-        if version in found.sections.get("toolkits", {}):
+        if version in additions.sections.get("toolkits", {}):
             continue
         major = version.split(".", maxsplit=1)[0]
         if major not in catalog.cuda_majors:
-            found.left_out.append(f"CUDA toolkit {version}: the catalog has no driver floor for CUDA {major}")
+            additions.left_out.append(f"CUDA toolkit {version}: the catalog has no driver floor for CUDA {major}")
             continue
         branch, why = _toolkit_branch(series, versions, catalog)
         if branch is None:
-            found.left_out.append(f"CUDA toolkit {version}: no known driver branch for CUDA {series}")
+            additions.left_out.append(f"CUDA toolkit {version}: no known driver branch for CUDA {series}")
             continue
-        if branch not in catalog.branches and branch not in found.sections.get("branches", {}):
-            found.left_out.append(f"CUDA toolkit {version}: its branch {branch} is neither in the catalog nor new")
+        if branch not in catalog.branches and branch not in additions.sections.get("branches", {}):
+            additions.left_out.append(f"CUDA toolkit {version}: its branch {branch} is neither in the catalog nor new")
             continue
         row = {"label": version, "branch": int(branch), "unsure": {"branch": why}, "confidence": "derived"}
-        found.add("toolkits", version, {**row, "source": [source], "date": today.isoformat()})
+        additions.add("toolkits", version, {**row, "source": [source], "date": today.isoformat()})
 
 
 def _new_toolkits(versions: Mapping[str, set[str]], catalog: Catalog) -> Iterator[tuple[str, str]]:
@@ -246,7 +246,7 @@ def _toolkit_branch(series: str, versions: Mapping[str, set[str]], catalog: Cata
 
 
 def _container_toolkits(
-    found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date
+    additions: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date
 ) -> None:
     """Add releases of the container toolkit that are newer than the newest known one."""
     newest = next(iter(catalog.container_toolkit.values()))
@@ -254,7 +254,7 @@ def _container_toolkits(
         if re.fullmatch(r"\d+\.\d+\.\d+", version) and Number(version) > Number(newest.id):
             row = {"replaces": list(newest.replaces), "repository": newest.repository, "key": newest.key}
             unsure = dict.fromkeys(row, f"taken from {newest.id}")
-            found.add(
+            additions.add(
                 "container_toolkit",
                 version,
                 {**row, "unsure": unsure, "source": [source], "date": today.isoformat()},
@@ -265,7 +265,7 @@ def _number(version: str) -> Number:
     return Number(version) if re.fullmatch(r"[\d.]+", version) else Number("0")
 
 
-def _gpus(found: Found, text: str, catalog: Catalog, source: str, today: date) -> None:
+def _gpus(additions: Found, text: str, catalog: Catalog, source: str, today: date) -> None:
     """Add GPUs with a PCI id that the catalog does not have."""
     listed = list(pci_ids.parse(text.splitlines()))
     known = {pci for gpu in catalog.gpus.values() for pci in gpu.pci}
@@ -273,10 +273,12 @@ def _gpus(found: Found, text: str, catalog: Catalog, source: str, today: date) -
     chips = catalog.raw("chips")
     strange = sorted({gpu.chip for gpu in new if gpu.chip not in chips})
     if strange:
-        found.left_out.append(f"GPUs of unknown chips: {', '.join(strange[:12])}; add them to the section chips first")
+        additions.left_out.append(
+            f"GPUs of unknown chips: {', '.join(strange[:12])}; add them to the section chips first"
+        )
     rows = pci_ids.rows(new, chips, catalog.raw("gpus"), today.isoformat())
     for key, row in rows.items():
-        found.add("gpus", key, {**row, "source": [source, "chips"]})
+        additions.add("gpus", key, {**row, "source": [source, "chips"]})
 
 
 @click.command(
@@ -311,23 +313,23 @@ def update(
     """
     day = _day(today)
     target = Path(output) if output else None
-    own = [read(Path(path)) for path in overlays]
+    others = [read(Path(path)) for path in overlays]
     before = _written_before(target)
-    catalog = _sound([*own, *([before] if before else [])])
-    found = overlay([index for source in sources for index in read_source(source)], catalog, day)
-    summary = found.summary
-    new = [f"{name}/{key}" for name, rows in found.sections.items() for key in rows if name != "sources"]
+    catalog = _sound([*others, *([before] if before else [])])
+    additions = overlay([index for source in sources for index in read_source(source)], catalog, day)
+    summary = additions.summary
+    new = [f"{name}/{key}" for name, rows in additions.sections.items() for key in rows if name != "sources"]
     if before is not None:
-        found.sections = merge(before.sections, found.sections)
-    text = as_text(found, day)
-    _sound([*own, parse(text, output or "the new overlay")])
+        additions.sections = merge(before.sections, additions.sections)
+    text = as_text(additions, day)
+    _sound([*others, parse(text, output or "the new overlay")])
     if target is None:
         click.echo(text, nl=False)
     else:
         write_whole(target, text)
     for row in new if verbose else ():
         click.echo(f"new: {row}", err=True)
-    for left in found.left_out:
+    for left in additions.left_out:
         click.echo(f"skipped: {left}", err=True)
     click.echo(f"new: {summary}" if summary else "nothing new", err=True)
     return Exit.GOOD
@@ -353,9 +355,9 @@ def _written_before(target: Path | None) -> Document | None:
 def _sound(documents: list[Document]) -> Catalog:
     """Return the catalog with overlays; UsageError with the first fault if there is one."""
     catalog = Catalog(documents)
-    found = problems(catalog) if documents else []
-    if found:
-        raise UsageError(f"nothing was written: {found[0]}{f' (and {len(found) - 1} more)' if found[1:] else ''}")
+    faults = problems(catalog) if documents else []
+    if faults:
+        raise UsageError(f"nothing was written: {faults[0]}{f' (and {len(faults) - 1} more)' if faults[1:] else ''}")
     return catalog
 
 

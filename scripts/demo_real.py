@@ -33,13 +33,13 @@ TRUE_HERE = {
 
 def surprises(report: dict[str, Any]) -> list[str]:
     """Return how the report differs from the expected one."""
-    found = statuses(report, NODE)
+    actual = statuses(report, NODE)
     wrong = [
-        f"{check}: {', '.join(sorted(found.get(check, {'nothing'})))} where {', '.join(sorted(expected))} was expected"
+        f"{check}: {', '.join(sorted(actual.get(check, {'nothing'})))} where {', '.join(sorted(expected))} was expected"
         for check, expected in TRUE_HERE.items()
-        if found.get(check) != expected
+        if actual.get(check) != expected
     ]
-    return wrong + [f"{check}: fail" for check, seen in found.items() if "fail" in seen and check not in TRUE_HERE]
+    return wrong + [f"{check}: fail" for check, seen in actual.items() if "fail" in seen and check not in TRUE_HERE]
 
 
 def main() -> int:

@@ -247,11 +247,11 @@ def quiet(*argv: str, limit_s: float) -> str:
 
 def statuses(report: dict[str, Any], host: str) -> dict[str, set[str]]:
     """Return check id to its statuses on one node of the report."""
-    found: dict[str, set[str]] = {}
+    by_check: dict[str, set[str]] = {}
     node = next(node for node in report["nodes"] if node["host"] == host)
     for finding in node["findings"]:
-        found.setdefault(finding["check"], set()).add(finding["status"])
-    return found
+        by_check.setdefault(finding["check"], set()).add(finding["status"])
+    return by_check
 
 
 def _script(name: str) -> str:

@@ -126,14 +126,14 @@ def write_pages(folder: Path) -> None:
 
 def sources() -> dict[str, str]:
     """Return the copied files: path in the repository -> path in the site."""
-    found = {FRONT: "index.md"}
-    found |= {name: name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}
+    targets = {FRONT: "index.md"}
+    targets |= {name: name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}
     for path in sorted((ROOT / "docs").rglob("*")):
         if path.is_file():
-            found[str(path.relative_to(ROOT))] = str(path.relative_to(ROOT / "docs"))
+            targets[str(path.relative_to(ROOT))] = str(path.relative_to(ROOT / "docs"))
     for path in sorted(ROOT.glob("roles/*/README.md")):
-        found[str(path.relative_to(ROOT))] = f"roles/{path.parent.name}.md"
-    return found
+        targets[str(path.relative_to(ROOT))] = f"roles/{path.parent.name}.md"
+    return targets
 
 
 def for_site(source: Path, copied: Mapping[str, str], folder: Path) -> str:
@@ -331,8 +331,8 @@ def navigation(folder: Path) -> list[dict[str, Any]]:
 
 def title(page: Path) -> str:
     """Return the first heading of a page, without markup."""
-    found = re.search(r"(?m)^# (.+)$", page.read_text(encoding="utf-8"))
-    return found[1].replace("`", "") if found else page.stem
+    heading = re.search(r"(?m)^# (.+)$", page.read_text(encoding="utf-8"))
+    return heading[1].replace("`", "") if heading else page.stem
 
 
 def site_settings(pages: Path) -> dict[str, Any]:

@@ -144,8 +144,8 @@ def mark_text(mark: Mark | None) -> str:
     """Return a mark with the catalog's row that it is from."""
     if mark is None:
         return ""
-    found = ROW_OF_MARK.search(mark.origin)
-    return f"{mark.value:.4g} ({found[1] if found else mark.origin})"
+    match = ROW_OF_MARK.search(mark.origin)
+    return f"{mark.value:.4g} ({match[1] if match else mark.origin})"
 
 
 def lab_assumptions() -> str:
@@ -163,9 +163,9 @@ def lab_assumptions() -> str:
     lines = ["", "Packages that no index records and the lab has, as rows of its own:", ""]
     for name, repository in repositories().items():
         known = recorded(repository.recorded)["packages"] if repository.recorded else {}
-        own = sorted({built.name for built in contents(repository)} - set(known))
-        if own and name != "ubuntu":
-            lines.append(f"- {name}: {', '.join(f'`{each}`' for each in own)}")
+        unrecorded = sorted({built.name for built in contents(repository)} - set(known))
+        if unrecorded and name != "ubuntu":
+            lines.append(f"- {name}: {', '.join(f'`{each}`' for each in unrecorded)}")
     count = sum(len(packages(each)) for each in repositories()["ubuntu"].rows)
     lines.append(
         f"- ubuntu: {count} rows; recorded are dkms, libxnvctrl0, the `-server` drivers, transitional packages"
@@ -233,9 +233,9 @@ def licences() -> str:
 def licence_of(component: Mapping[str, Any]) -> str:
     """Return the licence that a package declares, as SPDX expression or in its own words."""
     declared = [each.get("license", each) for each in component.get("licenses", ())]
-    formal = [one.get("expression") or one.get("id") for one in declared]
-    found = [one for one in formal if one] or [one["name"].rpartition(":: ")[2] for one in declared]
-    return ", ".join(dict.fromkeys(found)) or "not declared"
+    formal = [licence.get("expression") or licence.get("id") for licence in declared]
+    names = [name for name in formal if name] or [licence["name"].rpartition(":: ")[2] for licence in declared]
+    return ", ".join(dict.fromkeys(names)) or "not declared"
 
 
 TABLES: dict[str, Callable[[], str]] = {

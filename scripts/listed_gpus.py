@@ -35,15 +35,15 @@ def ids(row: re.Pattern[str], text: str) -> set[str]:
 
 
 points = {point for branch in load().branches.values() for point in branch.points}
-found = {tag: ids(ROW, git("show", f"{tag}:README.md")) for tag in points.intersection(git("tag").split())}
-newest = max(found, key=Version, default="")
-known = set().union(*found.values())
+by_release = {tag: ids(ROW, git("show", f"{tag}:README.md")) for tag in points.intersection(git("tag").split())}
+newest = max(by_release, key=Version, default="")
+known = set().union(*by_release.values())
 for name, _, path in (word.partition("=") for word in FILES):
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     # Older GPUs are in the same list: those that no tag has are left out.
-    found[name] = ids(ROW_OF_TEXT, text.rpartition(LIST_OF_TEXT)[2]) & known
-releases = sorted((release for release, held in found.items() if held), key=Version)
-listed = {key: [release for release in releases if key in found[release]] for key in sorted(known)}
+    by_release[name] = ids(ROW_OF_TEXT, text.rpartition(LIST_OF_TEXT)[2]) & known
+releases = sorted((release for release, held in by_release.items() if held), key=Version)
+listed = {key: [release for release in releases if key in by_release[release]] for key in sorted(known)}
 if not releases:
     sys.exit(f"{CLONE}: no tag is a release with a list of GPUs: is it a clone of NVIDIA/open-gpu-kernel-modules?")
 day = git("log", "-1", "--format=%cs", newest).strip()

@@ -66,12 +66,12 @@ def cosmic_ray(module: str) -> Any:
 
 def places(module: str) -> dict[tuple[int, int], list[Any]]:
     """Return the possible changes of a module by their position."""
-    found: dict[tuple[int, int], list[Any]] = defaultdict(list)
+    changes: dict[tuple[int, int], list[Any]] = defaultdict(list)
     for item in cosmic_ray("commands.init")._all_work_items([Path(module)], {}):
         (change,) = item.mutations
         if LEFT_OUT.search(change.operator_name) is None:
-            found[change.start_pos].append(change)
-    return found
+            changes[change.start_pos].append(change)
+    return changes
 
 
 def tests_of(module: str) -> tuple[str, ...]:
@@ -80,10 +80,10 @@ def tests_of(module: str) -> tuple[str, ...]:
     """
     unit = Path("tests/unit")
     importing = [file for file in sorted(unit.rglob("test_*.py")) if Path(module) in imports_of(file, Path())]
-    found = GUARDS.get(module) or tuple(str(file.relative_to(unit)) for file in importing) or (Path(module).parts[1],)
-    if missing := [name for name in found if not (unit / name.partition("::")[0]).exists()]:
+    tests = GUARDS.get(module) or tuple(str(file.relative_to(unit)) for file in importing) or (Path(module).parts[1],)
+    if missing := [name for name in tests if not (unit / name.partition("::")[0]).exists()]:
         sys.exit(f"{module}: no unit test imports it, and there is no tests/unit/{missing[0]}")
-    return found
+    return tests
 
 
 def survivors(module: str, number: int, seed: str, end: float) -> tuple[int, list[str]]:
@@ -117,10 +117,12 @@ def main() -> int:
     parser.add_argument("--limit-s", type=int, default=86400, metavar="SECONDS", help="start no change after this time")
     options = parser.parse_args()
     end = time.monotonic() + options.limit_s
-    chosen = {one for one in GUARDS if not options.modules or any(part in one for part in options.modules)}
+    chosen = {module for module in GUARDS if not options.modules or any(part in module for part in options.modules)}
     # A change is made in a copy of the commit, which has what git knows under its path in the repository.
     tracked = set((git("ls-files", "gpunode/*.py", "plugins/*.py") or "").splitlines())
-    if unknown := [one for one in options.modules if one not in tracked and not any(one in each for each in GUARDS)]:
+    if unknown := [
+        part for part in options.modules if part not in tracked and not any(part in each for each in GUARDS)
+    ]:
         parser.error(f"{', '.join(unknown)}: no module of the commit, and no part of a path in GUARDS")
     chosen |= tracked & set(options.modules)
     seed = options.seed or git("rev-parse", "HEAD") or "0"

@@ -166,11 +166,11 @@ def install(tier: str) -> str | None:
 
 def _packages(missing: Mapping[str, str]) -> list[str]:
     """Return the packages to install: of alternatives the first that apt knows."""
-    found = set()
+    packages = set()
     for alternatives in missing.values():
         *first, last = alternatives.split(" | ")
-        found.add(next((name for name in first if _output("apt-cache", "show", "--no-all-versions", name)), last))
-    return sorted(found)
+        packages.add(next((name for name in first if _output("apt-cache", "show", "--no-all-versions", name)), last))
+    return sorted(packages)
 
 
 def _missing(tier: str) -> dict[str, str]:
@@ -275,8 +275,8 @@ def _framework_python(
 
     The environment is made once. A build for CUDA is never downloaded: pip first lists what it would install.
     """
-    if given := os.environ.get(variable):
-        return Path(given), f"{title}: {variable}={given}"
+    if path := os.environ.get(variable):
+        return Path(path), f"{title}: {variable}={path}"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = TORCH_FOLDER / f"{requirement.replace('==', '-').replace(' ', '+')}-py{version}"
     python = folder / "bin" / "python"

@@ -75,31 +75,31 @@ def read_source(source: str) -> list[Index]:
         return list(_of_address(source))
     path = Path(source)
     if path.is_dir():
-        found = [index for file in _files(path) for index in _of_file(file)]
+        indexes = [index for file in _files(path) for index in _of_file(file)]
     elif path.is_file():
-        found = _of_file(path)
+        indexes = _of_file(path)
     else:
         raise UsageError(f"--from {source}: no such file or directory")
-    if not found:
+    if not indexes:
         raise UsageError(f"--from {source}: no index found; expected one of {', '.join((*DEB, RPM, PCI))}")
-    return found
+    return indexes
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the indexes of a folder; of each repository the first format that exists."""
-    found: list[Path] = []
+    indexes: list[Path] = []
     for at, folders, names in os.walk(folder):
         folders.sort()
         here = Path(at)
         if len(here.relative_to(folder).parts) >= MOST_LEVELS:
             folders.clear()
         deb = next((name for name in DEB if name in names), None)
-        found += [here / name for name in (deb, PCI) if name and name in names]
+        indexes += [here / name for name in (deb, PCI) if name and name in names]
         if here.name == "repodata" and "repomd.xml" in names:
-            found.append(here / "repomd.xml")
-        if len(found) > MOST_FILES:
+            indexes.append(here / "repomd.xml")
+        if len(indexes) > MOST_FILES:
             raise UsageError(f"--from {folder}: more than {MOST_FILES} indexes: select one repository")
-    return found
+    return indexes
 
 
 def _of_file(path: Path) -> list[Index]:

@@ -16,9 +16,9 @@ text = SOURCE.read_text(encoding="utf-8", errors="replace")
 day = re.search(r"^#\s+Date:\s+(\d{4}-\d\d-\d\d)", text, re.MULTILINE)
 if day is None:
     sys.exit(f"{SOURCE}: no line `Date:`: is it a pci.ids file?")
-found = list(pci_ids.parse(text.splitlines()))
-known = [gpu for gpu in found if gpu.chip in load().chips]
+gpus = list(pci_ids.parse(text.splitlines()))
+known = [gpu for gpu in gpus if gpu.chip in load().chips]
 new = TARGET.with_suffix(".new")
 new.write_text(pci_ids.tsv(known, day[1]), encoding="utf-8")
 new.replace(TARGET)
-sys.stdout.write(f"{TARGET}: {len(known)} GPUs, {len(found) - len(known)} of unknown chips left out\n")
+sys.stdout.write(f"{TARGET}: {len(known)} GPUs, {len(gpus) - len(known)} of unknown chips left out\n")

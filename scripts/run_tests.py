@@ -108,13 +108,13 @@ class Tally:
 def joined(tallies: Iterable[Tally]) -> Tally:
     """Return the result of several runs of one tier."""
     whole = Tally()
-    for one in tallies:
-        whole.passed += one.passed
-        whole.failed += one.failed
-        whole.skipped += one.skipped
-        whole.untested += one.untested
-        whole.broken += one.broken
-        whole.skips.update(one.skips)
+    for tally in tallies:
+        whole.passed += tally.passed
+        whole.failed += tally.failed
+        whole.skipped += tally.skipped
+        whole.untested += tally.untested
+        whole.broken += tally.broken
+        whole.skips.update(tally.skips)
     return whole
 
 
@@ -273,7 +273,7 @@ def pytest_tier(
     failed = failures + errors
     tally = Tally(passed=total - failed - skipped, failed=failed, skipped=skipped)
     # tests/conftest.py writes it there.
-    tally.untested = sum(int(one.get("value", "0")) for one in tree.iter("property") if one.get("name") == "captures")
+    tally.untested = sum(int(tag.get("value", "0")) for tag in tree.iter("property") if tag.get("name") == "captures")
     if rc not in (0, 1):
         tally.failed += 1
         tally.broken.append(f"pytest exit {rc}")
@@ -356,7 +356,12 @@ def in_parallel(dist: str = "worksteal", workers: int | None = None) -> list[str
 def unit(*, everything: bool = False) -> Tally:
     """Run the tests that need no other machine; those with damaged text use a sample of it, or everything."""
     limit_s = 7200 if everything else 2700
-    rest = ("tests/unit", "tests/property", "tests/captures", *(f"--ignore={one}" for one in itertools.chain(*FORKING)))
+    rest = (
+        "tests/unit",
+        "tests/property",
+        "tests/captures",
+        *(f"--ignore={path}" for path in itertools.chain(*FORKING)),
+    )
 
     def chosen(*arguments: str) -> Callable[[IO[bytes] | None], Tally]:
         return lambda output: pytest_tier(*arguments, "-q", *in_parallel(), limit_s=limit_s, env=env, output=output)
@@ -408,7 +413,7 @@ def integration(_output: IO[bytes] | None = None) -> Tally:
     # In the order of tests/integration/conftest.py; else the files with few tests, which are long ones, came last.
     many = [*in_parallel("loadfile", processors() + 1), "--no-loadscope-reorder"]
     marks = {"waiting": ("waiting", ()), "rest": ("not alone and not waiting", many)}
-    jobs = {name: partial(on_loopback, *one, env=env) for name, one in marks.items()}
+    jobs = {name: partial(on_loopback, *arguments, env=env) for name, arguments in marks.items()}
     return joined(side_by_side(jobs, at_once=len(jobs), live="rest").values())
 
 
@@ -462,12 +467,12 @@ def parsed(path: Path) -> ast.Module:
 @cache
 def imports_of(path: Path, root: Path) -> tuple[Path, ...]:
     """Return the files of the modules that a module imports."""
-    found: list[Path] = []
+    files: list[Path] = []
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            found += [file for name in names if (file := root / f"{name.replace('.', '/')}.py").is_file()]
-    return tuple(found)
+            files += [file for name in names if (file := root / f"{name.replace('.', '/')}.py").is_file()]
+    return tuple(files)
 
 
 @cache
@@ -478,14 +483,14 @@ def plan_of(role: str, root: Path) -> frozenset[str]:
     room = root / "gpunode" / "provisioning"
     head = re.compile(rf'^ROLE = Role\(\s*name="{role}"', re.MULTILINE)
     declaring = [path for path in room.rglob("*.py") if head.search(path.read_text(encoding="utf-8"))]
-    waiting = [*declaring, *(path for one in declaring if one.parent != room for path in one.parent.glob("*.py"))]
-    found: set[Path] = set()
+    waiting = [*declaring, *(path for file in declaring if file.parent != room for path in file.parent.glob("*.py"))]
+    modules: set[Path] = set()
     while waiting:
         path = waiting.pop()
-        if path not in found and not str(path.relative_to(root)).startswith(FOUNDATION):
-            found.add(path)
+        if path not in modules and not str(path.relative_to(root)).startswith(FOUNDATION):
+            modules.add(path)
             waiting += (other for other in imports_of(path, root) if room in other.parents)
-    return frozenset(str(path.relative_to(root)) for path in found)
+    return frozenset(str(path.relative_to(root)) for path in modules)
 
 
 def concerns(test: Path, root: Path) -> tuple[str, ...]:
@@ -669,7 +674,7 @@ def describe(name: str, tally: Tally) -> str:
     row += f" {tally.seconds:>7.0f} s"
     row += f"  {', '.join(tally.broken)}" if tally.broken else ""
     if tally.left_out:
-        names = ", ".join(Path(one).stem for one in tally.left_out)
+        names = ", ".join(Path(path).stem for path in tally.left_out)
         row += f"\n{'':<17}left to `make test-all`, the change concerns too many: {names}"
     if tally.untested:
         row += f"\n{'':<17}captures: not fetched (make captures): {tally.untested} tests not selected"
@@ -701,11 +706,11 @@ def run_tiers(names: Sequence[str], tiers: Mapping[str, Tier]) -> dict[str, Tall
     for name in names:
         if name in tallies:
             continue
-        together = [one for one in SIDE_BY_SIDE if one in names]
+        together = [tier for tier in SIDE_BY_SIDE if tier in names]
         if name in together and len(together) > 1 and no_lab_here() is None:
             print(f"== {', '.join(together)}", flush=True)
             install_packages(*together)
-            tallies |= side_by_side({one: tiers[one] for one in together}, at_once=len(together), live=together[0])
+            tallies |= side_by_side({tier: tiers[tier] for tier in together}, at_once=len(together), live=together[0])
             continue
         print(f"== {name}", flush=True)
         started = time.monotonic()

@@ -94,10 +94,10 @@ def lock_of(build: str) -> Path:
 def version_of(build: str) -> str:
     """Return the version of the build's framework in its lock."""
     names = "|".join(("torch", "tensorflow-cpu", "tensorflow"))
-    found = re.search(rf"^(?:{names})==(\S+)", lock_of(build).read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^(?:{names})==(\S+)", lock_of(build).read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
         raise UsageError(f"{lock_of(build)} has no framework")
-    return found[1]
+    return match[1]
 
 
 def digest_of(build: str, added: Path | None = None) -> str:
@@ -168,8 +168,8 @@ def _changes(build: str) -> list[str]:
 
 def _install(lock: Path, site: Path, say: Say) -> None:
     # An index that cannot be reached costs pip minutes: the configured one is asked first.
-    own = re.search(r"^torch==\S*\+cpu", lock.read_text(encoding="utf-8"), re.MULTILINE)
-    indexes = ((), ("--extra-index-url", TORCH_INDEX)) if own else ((),)
+    for_cpu = re.search(r"^torch==\S*\+cpu", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    indexes = ((), ("--extra-index-url", TORCH_INDEX)) if for_cpu else ((),)
     wheels.install(lock, site, PYTHON, indexes, say=say)
 
 
@@ -201,9 +201,9 @@ def _try(client: docker.DockerClient, build: str, full: str) -> None:
             )
     except ContainerError as err:
         raise UndeterminedError(f"{full}: {module} cannot be imported: {str(err)[-300:]}") from None
-    found = answer.decode(errors="replace").strip().splitlines()[-1]
-    if found.partition("+")[0] != version_of(build).partition("+")[0]:
-        raise UndeterminedError(f"{full} has {module} {found}, expected {version_of(build)}")
+    version = answer.decode(errors="replace").strip().splitlines()[-1]
+    if version.partition("+")[0] != version_of(build).partition("+")[0]:
+        raise UndeterminedError(f"{full} has {module} {version}, expected {version_of(build)}")
 
 
 def _remove_old(client: docker.DockerClient, build: str, keep: str) -> None:

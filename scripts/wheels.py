@@ -44,13 +44,13 @@ class Pin:
 def pins(lock: Path) -> list[Pin]:
     """Return what a lock file names. Raises UsageError for a line without version or hash."""
     text = re.sub(r"(?m)^\s*#.*\n", "", lock.read_text(encoding="utf-8"))
-    found = []
+    wheels = []
     for lines in re.split(r"\n(?=\S)", text.strip()):
         hashes = frozenset(re.findall(r"--hash=sha256:([0-9a-f]{64})", lines))
         if not hashes or "==" not in lines:
             raise UsageError(f"{lock}: {lines.split()[0]}: expected NAME==VERSION with --hash=sha256:…")
-        found.append(Pin(lines.split()[0], lines, hashes))
-    return found
+        wheels.append(Pin(lines.split()[0], lines, hashes))
+    return wheels
 
 
 def gather(lock: Path, python: str, indexes: Sequence[Sequence[str]] = ((),), say: Say = lambda _: None) -> list[Path]:
@@ -61,24 +61,24 @@ def gather(lock: Path, python: str, indexes: Sequence[Sequence[str]] = ((),), sa
     CACHE.mkdir(parents=True, exist_ok=True)
     kept = {_sha256(path): path for path in sorted(CACHE.glob("*.whl"))}
     needed = pins(lock)
-    found = {}
+    used = {}
     for pin in needed:
-        digest = next((one for one in sorted(pin.hashes) if one in kept), None)
+        digest = next((digest for digest in sorted(pin.hashes) if digest in kept), None)
         if digest is None:
             say(f"downloading {pin.requirement}")
             digest, kept_path = _download(pin, python, indexes)
             kept[digest] = kept_path
         os.utime(kept[digest])
-        found[digest] = kept[digest]
+        used[digest] = kept[digest]
     oldest = time.time() - KEPT_DAYS * 86400
     for digest, path in kept.items():
-        if digest not in found and path.stat().st_mtime < oldest:
+        if digest not in used and path.stat().st_mtime < oldest:
             path.unlink(missing_ok=True)
     for folder in CACHE.glob(".download-*"):
         with suppress(FileNotFoundError):  # a download of another build that ends
             if folder.stat().st_mtime < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
-    return list(found.values())
+    return list(used.values())
 
 
 def install(
@@ -115,7 +115,7 @@ def _download(pin: Pin, python: str, indexes: Sequence[Sequence[str]]) -> tuple[
     raise error
 
 
-def _pip(verb: str, words: Sequence[str], folder: Path, what: str) -> None:
+def _pip(verb: str, words: Sequence[str], folder: Path, subject: str) -> None:
     """Run pip with its temporary files in the folder; it is ended when nothing in there grows any more."""
     command = [sys.executable, "-I", "-m", "pip", verb, "--no-deps", "--require-hashes", "--only-binary=:all:"]
     command += [*words, "--quiet", "--disable-pip-version-check", "--no-input"]
@@ -138,10 +138,10 @@ def _pip(verb: str, words: Sequence[str], folder: Path, what: str) -> None:
         log.seek(0)
         lines = log.read().decode(errors="replace").splitlines()
     if ended is not None:
-        raise UndeterminedError(f"{what} could not be installed: {ended}")
+        raise UndeterminedError(f"{subject} could not be installed: {ended}")
     if process.returncode:
         errors = [line for line in lines if line.startswith("ERROR") or "HASHES" in line] or lines[-1:]
-        raise UndeterminedError(f"{what} could not be installed: {' '.join(errors)[:400]}")
+        raise UndeterminedError(f"{subject} could not be installed: {' '.join(errors)[:400]}")
 
 
 def _while_it_writes(process: "subprocess.Popen[bytes]", folder: Path) -> str | None:
