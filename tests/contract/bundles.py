@@ -102,7 +102,7 @@ def without_gpu() -> Document:
 def measured_on(machine: Machine) -> Document:
     """A node on which the payload of level deep ran on real GPUs, according to the marks: all of it is invented."""
     document = bundle(machine)
-    real = [{**one, "simulated": False} for one in document["results"]]
+    real = [{**record, "simulated": False} for record in document["results"]]
     real[0]["values"] = {**real[0]["values"], "level": "deep"}
     return document | {"simulated": False, "results": [*real, *measured(machine)]}
 
@@ -126,7 +126,7 @@ def grace() -> Document:
 class Edit:
     """One change of raw text. ``old`` is replaced where it is first found; it must be there. None: the whole."""
 
-    place: tuple[str | int, ...]
+    keys: tuple[str | int, ...]
     old: str | None
     new: Any
 
@@ -152,17 +152,17 @@ def not_run(command: str) -> Edit:
 
 def result(document: Document, record: str, *keys: str | int, new: Any) -> Edit:
     """Change a part of the first record of that name in ``document``; GONE as ``new`` takes it out."""
-    names = [one["record"] for one in document["results"]]
+    names = [part["record"] for part in document["results"]]
     return Edit(("results", names.index(record), *keys), None, new)
 
 
 def timed_out(command: str) -> list[Edit]:
     """The command did not come back in time."""
-    place = ("commands", command)
+    keys = ("commands", command)
     return [
-        Edit((*place, "rc"), None, 124),
-        Edit((*place, "timed_out"), None, True),
-        Edit((*place, "stdout"), None, ""),
+        Edit((*keys, "rc"), None, 124),
+        Edit((*keys, "timed_out"), None, True),
+        Edit((*keys, "stdout"), None, ""),
     ]
 
 
@@ -176,7 +176,7 @@ def apply(document: Document, edits: Sequence[Edit]) -> Document:
     """The document with the edits made; AssertionError where the text to be replaced is not there."""
     edited = copied(document)
     for edit in edits:
-        *parents, last = edit.place
+        *parents, last = edit.keys
         inner: Any = edited
         for key in parents:
             inner = inner[key]
@@ -185,7 +185,7 @@ def apply(document: Document, edits: Sequence[Edit]) -> Document:
         elif edit.old is None:
             inner[last] = edit.new
         else:
-            assert edit.old in inner[last], f"{edit.old!r} is not in {'/'.join(map(str, edit.place))}"
+            assert edit.old in inner[last], f"{edit.old!r} is not in {'/'.join(map(str, edit.keys))}"
             inner[last] = inner[last].replace(edit.old, edit.new, 1)
     return edited
 
@@ -214,7 +214,7 @@ def verdicts(document: Document, expect: Expectation | None = None) -> Mapping[s
 
 def by_check(findings: Sequence[Finding]) -> Mapping[str, Status]:
     """Check id to the worst of its findings."""
-    found: dict[str, list[Status]] = {}
+    by_id: dict[str, list[Status]] = {}
     for finding in findings:
-        found.setdefault(finding.check, []).append(finding.status)
-    return {check: min(statuses, key=WORST_FIRST.index) for check, statuses in found.items()}
+        by_id.setdefault(finding.check, []).append(finding.status)
+    return {check: min(statuses, key=WORST_FIRST.index) for check, statuses in by_id.items()}

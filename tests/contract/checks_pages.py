@@ -25,30 +25,30 @@ SHOWN = (Status.FAIL, Status.WARN, Status.NOTE, Status.ERROR)
 
 def example_mutants() -> dict[str, Mutant]:
     """The mutant of each check that shows its worst result; of several the first."""
-    found: dict[str, Mutant] = {}
+    by_check: dict[str, Mutant] = {}
     for mutant in test_checks.MUTANTS:
-        known = found.get(mutant.check)
+        known = by_check.get(mutant.check)
         if mutant.becomes in SHOWN and (known is None or SHOWN.index(mutant.becomes) < SHOWN.index(known.becomes)):
-            found[mutant.check] = mutant
-    return found
+            by_check[mutant.check] = mutant
+    return by_check
 
 
 def example(mutant: Mutant) -> ExampleFinding:
     """The finding of a mutant."""
     facts = facts_of(json.dumps(apply(mutant.base(), mutant.edits)))
-    found = judge(facts, mutant.expect, level="deep", only=[mutant.check])
-    worst = next(finding for finding in found if finding.status is mutant.becomes)
+    findings = judge(facts, mutant.expect, level="deep", only=[mutant.check])
+    worst = next(finding for finding in findings if finding.status is mutant.becomes)
     return ExampleFinding(**{name: getattr(worst, name) for name in ExampleFinding.model_fields})
 
 
 def reported() -> dict[str, list[ReportedFailure]]:
     """The rows of docs/failures.md by check."""
-    found: dict[str, list[ReportedFailure]] = {}
+    by_check: dict[str, list[ReportedFailure]] = {}
     for _, failure, threads, _, detected, *_ in ROWS:
         for _, check in QUOTED.findall(detected):
             row = ReportedFailure(failure=re.sub(r"`", "", failure), threads=tuple(threads.split(", ")))
-            found.setdefault(check, []).append(row)
-    return found
+            by_check.setdefault(check, []).append(row)
+    return by_check
 
 
 def page(check: str) -> dict[str, Any]:

@@ -33,20 +33,20 @@ MOST_FILES = 3
 class Asked(dict[str, Any]):
     """A part of a bundle that notes what is asked of it."""
 
-    def __init__(self, part: dict[str, Any], asked: set[str]) -> None:
+    def __init__(self, part: dict[str, Any], requested: set[str]) -> None:
         super().__init__(part)
-        self.asked = asked
+        self.requested = requested
 
     def __getitem__(self, key: str) -> Any:
-        self.asked.add(key)
+        self.requested.add(key)
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
+        self.requested.add(key)
         return super().get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
+        self.requested.add(str(key))
         return super().__contains__(key)
 
 
@@ -62,17 +62,17 @@ def documents() -> Iterator[dict[str, Any]]:
 
 def sources() -> dict[str, tuple[set[str], set[str]]]:
     """Return each fact's commands, by the probe's names, and files."""
-    found: dict[str, tuple[set[str], set[str]]] = {name: (set(), set()) for name in FACTS}
+    by_fact: dict[str, tuple[set[str], set[str]]] = {name: (set(), set()) for name in FACTS}
     for document in documents():
         bundle = Bundle.from_json(json.dumps(document), "a test's bundle")
         for name, source in FACTS.items():
-            commands, files = found[name]
+            commands, files = by_fact[name]
             noted = {"commands": Asked(bundle.commands, commands), "files": Asked(bundle.files, files)}
             try:
                 source.read(BundleReader(bundle.model_copy(update=noted)))
             except (UnknownFactError, ParseError):
                 continue
-    return found
+    return by_fact
 
 
 def read_from(commands: set[str], files: set[str]) -> str:
@@ -96,7 +96,7 @@ def described() -> dict[str, tuple[str, str]]:
             if isinstance(statement, ast.ClassDef):
                 classes[statement.name] = ast.get_docstring(statement) or ""
                 areas += [*statement.body, None] if statement.name.endswith("Facts") else ()
-    found: dict[str, tuple[str, str]] = {}
+    by_fact: dict[str, tuple[str, str]] = {}
     for field, following in pairwise(areas):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
@@ -109,18 +109,18 @@ def described() -> dict[str, tuple[str, str]]:
         text = text or next((classes[name].split("\n\n")[0] for name in reversed(names)), "")
         if source is not None and source.none_means is not None:
             text += f"{'.' if text[-1:].isalnum() else ''} None without a gap: {source.none_means}."
-        found[field.target.id] = kind, " ".join(text.split()).replace("``", "`")
-    return found
+        by_fact[field.target.id] = kind, " ".join(text.split()).replace("``", "`")
+    return by_fact
 
 
 def rows() -> Iterator[list[str]]:
     """Yield the cells of each fact."""
-    words, asked = described(), sources()
+    words, by_fact = described(), sources()
     for name, source in sorted(FACTS.items(), key=lambda fact: fact[1].read.__module__):
         kind, text = words[name]
         module = source.read.__module__.removeprefix("gpunode.facts.")
         root = "yes" if source.needs_root else ""
-        yield [f"`{name}`", f"`{kind}`", text, read_from(*asked[name]), root, f"`{module}.{source.read.__name__}`"]
+        yield [f"`{name}`", f"`{kind}`", text, read_from(*by_fact[name]), root, f"`{module}.{source.read.__name__}`"]
 
 
 def fields() -> set[str]:

@@ -25,7 +25,7 @@ def has_no_policy(machine: Machine) -> bool:
 
 
 def exposure_commands(machine: Machine) -> dict[str, Document]:
-    found = {
+    commands = {
         key: answer(RECORDED[key]["stdout"], RECORDED[key]["rc"], argv=tuple(RECORDED[key]["argv"]))
         for key in ("nft-ruleset", "nft-own", "sockets", "addresses")
     }
@@ -34,9 +34,9 @@ def exposure_commands(machine: Machine) -> dict[str, Document]:
             f"{at + 9}: {name}    inet 10.9.{at}.7/24 scope global {name}\n"
             for at, name in enumerate(machine.interfaces)
         ]
-        found["addresses"]["stdout"] += "".join(lines)
+        commands["addresses"]["stdout"] += "".join(lines)
     if has_no_policy(machine):
         head = json.loads(RECORDED["nft-ruleset"]["stdout"])["nftables"][0]
-        found["nft-ruleset"]["stdout"] = json.dumps({"nftables": [head]}) + "\n"
-        found["nft-own"] |= {"stdout": "", "stderr": NO_TABLE, "rc": 1}
-    return found
+        commands["nft-ruleset"]["stdout"] = json.dumps({"nftables": [head]}) + "\n"
+        commands["nft-own"] |= {"stdout": "", "stderr": NO_TABLE, "rc": 1}
+    return commands

@@ -318,8 +318,8 @@ def links(machine: Machine) -> str:
     """The log of links: all came up with the boot."""
     head = f"2026-11-20T09:00:00+0000 {machine.name} kernel: Linux version {machine.kernel} (simulated)\n"
     up = "2026-11-20T09:00:09+0000 {name} kernel: mlx5_core {slot} {interface}: Link up\n"
-    found = ((name, nic["pci_bus_id"]) for name, nic in machine.interfaces.items())
-    return head + "".join(up.format(name=machine.name, slot=slot, interface=name) for name, slot in found)
+    slots = ((name, nic["pci_bus_id"]) for name, nic in machine.interfaces.items())
+    return head + "".join(up.format(name=machine.name, slot=slot, interface=name) for name, slot in slots)
 
 
 FANS = """\

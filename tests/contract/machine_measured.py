@@ -49,16 +49,16 @@ def measured(machine: Machine) -> list[Document]:
     """Return every record of measurements of level deep, real as far as they are marked so."""
     fast = FAST[machine.gpus[0]["name"]]
     uuids = list(machine.uuids)
-    found = [one for index, uuid in enumerate(uuids) for one in of_one(index, uuid, fast)]
-    found += [*together(machine, uuids, fast), *storage(), *tools(machine, fast)]
+    documents = [document for index, uuid in enumerate(uuids) for document in of_one(index, uuid, fast)]
+    documents += [*together(machine, uuids, fast), *storage(), *tools(machine, fast)]
     # By way of text, so that no two records share a part: an edit of one is an edit of one.
-    text: list[Document] = json.loads(json.dumps(found))
-    return [{**one, "simulated": False} for one in text]
+    text: list[Document] = json.loads(json.dumps(documents))
+    return [{**document, "simulated": False} for document in text]
 
 
 def of_one(index: int, uuid: str, fast: dict[str, float]) -> list[Document]:
     """Return what every GPU measures alone."""
-    own = {"index": index, "uuid": uuid, "gpu_uuid": uuid, "timer": "events"}
+    common = {"index": index, "uuid": uuid, "gpu_uuid": uuid, "timer": "events"}
     load = {
         "samples": 40,
         "sm_clock_mhz": fast["clock"],
@@ -117,7 +117,7 @@ def of_one(index: int, uuid: str, fast: dict[str, float]) -> list[Document]:
             "load": load,
         },
     }
-    return [record(name, {**own, **values}, component=f"cuda:{index}") for name, values in parts.items()]
+    return [record(name, {**common, **values}, component=f"cuda:{index}") for name, values in parts.items()]
 
 
 def together(machine: Machine, uuids: list[str], fast: dict[str, float]) -> list[Document]:
@@ -142,7 +142,7 @@ def together(machine: Machine, uuids: list[str], fast: dict[str, float]) -> list
     if machine.hardware["nvswitches"]:
         ways["kinds"] = ["NVLS", "P2P"]
     common: dict[str, Any] = {"backend": "nccl", "ranks": number, "nodes": 1, "missing": []}
-    found = [record("copy.peer", {"uuids": uuids, "size_bytes": 256 * 2**20, "pairs": pairs})]
+    documents = [record("copy.peer", {"uuids": uuids, "size_bytes": 256 * 2**20, "pairs": pairs})]
     for name in COLLECTIVES:
         rate = fast.get(name, fast["busbw"])
         rows = [
@@ -156,10 +156,10 @@ def together(machine: Machine, uuids: list[str], fast: dict[str, float]) -> list
             }
             for size, part in ((8, 0.0), (2**20, rate / 4), (8 * GIB, rate))
         ]
-        found.append(record(f"nccl.{name}", {**common, **ways, "dtype": "float32", "rows": rows}))
+        documents.append(record(f"nccl.{name}", {**common, **ways, "dtype": "float32", "rows": rows}))
     links = number * (number - 1) // 2
     exchanges = {"uuids": uuids, "rounds": 3, "size_bytes": 2**28, "links": links, "cleared": links}
-    found.append(
+    documents.append(
         record("nccl.pairs", {**common, **exchanges, "median_gb_per_s": fast["peer"], "slow_factor": 3.0, "bad": []})
     )
     training = {
@@ -175,7 +175,7 @@ def together(machine: Machine, uuids: list[str], fast: dict[str, float]) -> list
         "ratio": 0.86,
         "overlap": 0.4,
     }
-    return [*found, record("ddp.replicated", {**common, **training}), record("ddp.sharded", {**common, **training})]
+    return [*documents, record("ddp.replicated", {**common, **training}), record("ddp.sharded", {**common, **training})]
 
 
 def storage() -> list[Document]:

@@ -34,10 +34,10 @@ class FolderProbe(script.Probe):
     def run(self, key: str, argv: list[str], *_: object, **__: object) -> script.Answer | None:
         if argv[0] == "nvidia-smi":
             code, text = nvidia_smi(*argv[1:])
-            found = answer(text, code)
+            reply = answer(text, code)
         else:
-            found = self.answers.get(key) or answer(rc=127, stderr=f"{argv[0]}: No such file or directory")
-        self.note_answer(key, {**found, "argv": argv})
+            reply = self.answers.get(key) or answer(rc=127, stderr=f"{argv[0]}: No such file or directory")
+        self.note_answer(key, {**reply, "argv": argv})
         return self.commands.get(key)
 
     def execute(self, argv: list[str], *_: object, **__: object) -> script.Answer:
@@ -88,12 +88,14 @@ def collect(
         probe = FolderProbe(root, commands)
         with mock.patch.object(script, "STUCK_S", 0.0):
             document = probe.collect()
-    unasked = [key for key, one in commands.items() if one["argv"][0] != "(probe)" and key not in document["commands"]]
+    unasked = [
+        key for key, reply in commands.items() if reply["argv"][0] != "(probe)" and key not in document["commands"]
+    ]
     assert not unasked, f"{machine.name}: the probe does not ask for {unasked}"
-    given = {key: one for key, one in commands.items() if one["argv"][0] == "(probe)"}
+    prepared = {key: reply for key, reply in commands.items() if reply["argv"][0] == "(probe)"}
     # The log of a node is of that day, so is its bundle.
     head = {"host": machine.name, "collected_at": recorded()["collected_at"]}
-    return {**document, **head, "commands": {**document["commands"], **given}}
+    return {**document, **head, "commands": {**document["commands"], **prepared}}
 
 
 def hide_links(root: Path, machine: Machine) -> None:
@@ -116,14 +118,14 @@ def write(root: Path, files: Mapping[str, str | None]) -> None:
     """Write files; a path with a slash at its end is a folder with these names in it; None: there is no such thing."""
     folders = {path: text for path, text in files.items() if path.endswith("/") and text is not None}
     for path, text in files.items():
-        place = root / path.lstrip("/")
+        target = root / path.lstrip("/")
         if text is None:
-            place.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)
         elif path not in folders:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(text.encode("latin-1"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(text.encode("latin-1"))
     for path, text in folders.items():
         for name in ["", *text.splitlines()]:
-            place = root / path.lstrip("/") / name
-            if not place.exists():
-                place.mkdir(parents=True)
+            target = root / path.lstrip("/") / name
+            if not target.exists():
+                target.mkdir(parents=True)

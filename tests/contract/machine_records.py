@@ -36,7 +36,7 @@ def records(machine: Machine) -> list[Document]:
     managed = [{**gpu, "result": 0, "memory_used_mib": 4, "mig_mode": False} for gpu in inside]
     number = len(inside)
     build = OF_CUDA_13 if new else OF_CUDA_12
-    found = [
+    documents = [
         record(
             "container",
             {"complete": True, "gpus": number, "busy": [], "uuids": [gpu["uuid"] for gpu in inside]},
@@ -111,8 +111,8 @@ def records(machine: Machine) -> list[Document]:
         record("versions.torch", {**build, "available": True, "count": number, "gpus": inside}),
     ]
     for gpu in inside:
-        found += of_one(machine, gpu, build)
-    found += [
+        documents += of_one(machine, gpu, build)
+    documents += [
         record(
             "frameworks.compile",
             {"compute_capability": capability, "compile_seconds": 11.2, "cached_seconds": 3.1, "max_error": 1e-5},
@@ -120,12 +120,12 @@ def records(machine: Machine) -> list[Document]:
         record("frameworks.dataloader", {"workers": 2, "batches": 16, "pinned": True, "samples_per_second": 9040.9}),
         *of_all(inside),
     ]
-    return found + (others(number) if new else others_absent())
+    return documents + (others(number) if new else others_absent())
 
 
 def of_one(machine: Machine, gpu: dict[str, Any], build: dict[str, Any]) -> list[Document]:
     """What every GPU runs in a process of its own."""
-    own = {key: gpu[key] for key in ("index", "uuid", "name")} | {"gpu_uuid": gpu["uuid"]}
+    common = {key: gpu[key] for key in ("index", "uuid", "name")} | {"gpu_uuid": gpu["uuid"]}
     component = f"cuda:{gpu['index']}"
     capability = gpu["compute_capability"]
     total = machine.gpus[0]["memory_total_mib"] - 512
@@ -144,11 +144,11 @@ def of_one(machine: Machine, gpu: dict[str, Any], build: dict[str, Any]) -> list
             "reserved_mib": total * 7 // 8,
         },
     }
-    found = [record(name, {**own, **values}, component=component) for name, values in parts.items()]
+    documents = [record(name, {**common, **values}, component=component) for name, values in parts.items()]
     if float(capability) >= 8.9:
-        return [*found, record("frameworks.fp8", {**own, "wrong": 0}, component=component)]
+        return [*documents, record("frameworks.fp8", {**common, "wrong": 0}, component=component)]
     reason = f"compute capability {capability}, FP8 begins with 8.9"
-    return [*found, record("frameworks.fp8", own, device="cpu", component=component) | {"skipped": reason}]
+    return [*documents, record("frameworks.fp8", common, device="cpu", component=component) | {"skipped": reason}]
 
 
 def of_all(inside: list[dict[str, Any]]) -> list[Document]:
@@ -212,7 +212,10 @@ def others_absent() -> list[Document]:
     """An image with PyTorch alone."""
     parts = ("versions.tensorflow", "frameworks.tensorflow", "frameworks.tensorflow-training")
     names = {**dict.fromkeys(parts, "TensorFlow"), "frameworks.dali": "DALI"}
-    return [record(name, {}, device="cpu") | {"skipped": f"{what} is not in the image"} for name, what in names.items()]
+    return [
+        record(name, {}, device="cpu") | {"skipped": f"{package} is not in the image"}
+        for name, package in names.items()
+    ]
 
 
 def record(

@@ -12,4 +12,4 @@ RECORDED: dict[str, Any] = json.loads(
 
 
 def ssh_commands() -> dict[str, Document]:
-    return {key: answer(one["stdout"], one["rc"], argv=tuple(one["argv"])) for key, one in RECORDED.items()}
+    return {key: answer(reply["stdout"], reply["rc"], argv=tuple(reply["argv"])) for key, reply in RECORDED.items()}

@@ -12,16 +12,16 @@ ADDRESS = next(
     for line in RECORDED["addresses"]["stdout"].splitlines()
     if "eth0" in line and "inet " in line
 )
-LISTENING = 'tcp   LISTEN 0      4096   {place} 0.0.0.0:* users:(("{process}",pid=99,fd=9))\n'
+LISTENING = 'tcp   LISTEN 0      4096   {address} 0.0.0.0:* users:(("{process}",pid=99,fd=9))\n'
 NO_ANSWER = [
     Edit(("commands", "nft-own", "rc"), None, 1),
     Edit(("commands", "nft-own", "stdout"), None, ""),
 ]
 
 
-def listening(place: str, process: str) -> Edit:
+def listening(address: str, process: str) -> Edit:
     """One more socket."""
-    return stdout("sockets", None, RECORDED["sockets"]["stdout"] + LISTENING.format(place=place, process=process))
+    return stdout("sockets", None, RECORDED["sockets"]["stdout"] + LISTENING.format(address=address, process=process))
 
 
 MUTANTS = [

@@ -18,19 +18,19 @@ def all_of(base: Base, record: str, *keys: str | int, new: Any) -> list[Edit]:
     """Return edits that give every record of a name another value, so that no GPU is unlike its siblings."""
     document = base()
     return [
-        Edit(("results", place, "values", *keys), None, new)
-        for place, one in enumerate(document["results"])
-        if one["record"] == record
+        Edit(("results", index, "values", *keys), None, new)
+        for index, part in enumerate(document["results"])
+        if part["record"] == record
     ]
 
 
 def pair(base: Base, source: int, target: int, key: str, new: Any) -> list[Edit]:
     """Return the edit of one pair of the peer copies."""
-    (record,) = [one for one in base()["results"] if one["record"] == "copy.peer"]
+    (record,) = [part for part in base()["results"] if part["record"] == "copy.peer"]
     places = [
-        place
-        for place, one in enumerate(record["values"]["pairs"])
-        if (one["source"], one["target"]) == (source, target)
+        index
+        for index, row in enumerate(record["values"]["pairs"])
+        if (row["source"], row["target"]) == (source, target)
     ]
     return value(base, "copy.peer", "pairs", places[0], key, new=new)
 
@@ -38,14 +38,14 @@ def pair(base: Base, source: int, target: int, key: str, new: Any) -> list[Edit]
 def printed(base: Base, tool: str, old: str, new: str) -> list[Edit]:
     """Return the edit of what a tool printed."""
     document = base()
-    place = [one["record"] for one in document["results"]].index(f"tools.{tool}")
-    return [Edit(("results", place, "values", "stdout"), old, new)]
+    index = [part["record"] for part in document["results"]].index(f"tools.{tool}")
+    return [Edit(("results", index, "values", "stdout"), old, new)]
 
 
 def values_of(base: Base, record: str) -> dict[str, Any]:
     """Return the values of the first record of a name."""
-    found: dict[str, Any] = next(one["values"] for one in base()["results"] if one["record"] == record)
-    return found
+    values: dict[str, Any] = next(part["values"] for part in base()["results"] if part["record"] == record)
+    return values
 
 
 def cut_short(base: Base, tool: str) -> list[Edit]:
@@ -64,11 +64,11 @@ def uncompared(base: Base, record: str) -> list[Edit]:
 def diag(base: Base, gpu: int, status: str, warning: str) -> list[Edit]:
     """Return the edit by which ``dcgmi diag`` reports one GPU."""
     document = base()
-    place = [one["record"] for one in document["results"]].index("tools.dcgm-diag")
-    answer = json.loads(document["results"][place]["values"]["stdout"])
+    index = [part["record"] for part in document["results"]].index("tools.dcgm-diag")
+    answer = json.loads(document["results"][index]["values"]["stdout"])
     bad = answer["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["results"][gpu]
     bad |= {"status": status, "warnings": [{"warning": warning, "error_id": 7}]}
-    return [Edit(("results", place, "values", "stdout"), None, json.dumps(answer))]
+    return [Edit(("results", index, "values", "stdout"), None, json.dumps(answer))]
 
 
 CORRUPT = {
@@ -478,7 +478,7 @@ MISSING: Missing = {
         (hgx_measured, [Edit(("results",), None, [])]),
         (
             hgx_measured,
-            [Edit(("results",), None, [one for one in hgx_measured()["results"] if one["record"] not in names])],
+            [Edit(("results",), None, [part for part in hgx_measured()["results"] if part["record"] not in names])],
         ),
         (hgx_measured, [result(hgx_measured(), names[0], new={"record": names[0]})]),
         (hgx_measured, [result(hgx_measured(), names[0], "values", new={"gpus": "many"})]),

@@ -34,7 +34,7 @@ def left_out(base: Base, record: str, reason: str) -> list[Edit]:
 
 def alone(base: Base, record: str, key: str, text: str) -> list[Edit]:
     """That record is the only one: the container did not come to run."""
-    (only,) = [one for one in base()["results"] if one["record"] == record]
+    (only,) = [part for part in base()["results"] if part["record"] == record]
     return [Edit(("results",), None, [{**only, "values": {}, key: text}])]
 
 
@@ -47,13 +47,15 @@ def not_known(base: Base, record: str, reason: str) -> list[Edit]:
 def without_torch(base: Base) -> list[Edit]:
     """The image has TensorFlow alone."""
     gone = {"values": {}, "device": "cpu", "skipped": "PyTorch is not in the image"}
-    ours = {*OF_TORCH, "frameworks.fp8", "frameworks.p2p", "frameworks.collective"}
-    return [Edit(("results",), None, [one | gone if one["record"] in ours else one for one in base()["results"]])]
+    of_torch = {*OF_TORCH, "frameworks.fp8", "frameworks.p2p", "frameworks.collective"}
+    return [
+        Edit(("results",), None, [part | gone if part["record"] in of_torch else part for part in base()["results"]])
+    ]
 
 
 def without(base: Base, record: str, component: str) -> list[Edit]:
     """The record of one device is not there."""
-    kept = [one for one in base()["results"] if (one["record"], one["component"]) != (record, component)]
+    kept = [part for part in base()["results"] if (part["record"], part["component"]) != (record, component)]
     return [Edit(("results",), None, kept)]
 
 
@@ -464,7 +466,7 @@ MISSING: Missing = {
         # No workload was run; the part's own record is of no kind; it is not there; its values are rubbish.
         (hgx, [Edit(("results",), None, [])]),
         (hgx, [result(hgx(), RECORD[check], new={"record": RECORD[check]})]),
-        (hgx, [Edit(("results",), None, [one for one in hgx()["results"] if one["record"] != RECORD[check]])]),
+        (hgx, [Edit(("results",), None, [part for part in hgx()["results"] if part["record"] != RECORD[check]])]),
         (hgx, [result(hgx(), RECORD[check], "values", new={"gpus": "many"})]),
     ]
     for check in STANDARD

@@ -16,8 +16,8 @@ RULES = Path(__file__).with_suffix(".yml")
 
 def rules() -> list[dict[str, Any]]:
     """Return the parts of the page."""
-    found: list[dict[str, Any]] = yaml.load(RULES.read_text(encoding="utf-8"), yaml.CSafeLoader)
-    return found
+    rows: list[dict[str, Any]] = yaml.load(RULES.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return rows
 
 
 def tables() -> str:

@@ -64,29 +64,29 @@ def kind(annotation: Any) -> dict[str, Any]:
     if origin is Annotated:
         return kind(arguments[0])
     if origin in (Union, types.UnionType):
-        given = [one for one in arguments if one is not types.NoneType]
-        return kind(given[0]) if len(given) == 1 else {"type": "raw"}
+        members = [member for member in arguments if member is not types.NoneType]
+        return kind(members[0]) if len(members) == 1 else {"type": "raw"}
     if origin is Literal:
         return {"type": "str", "choices": list(arguments)}
     if origin in (list, tuple):
         inner = kind(arguments[0])
         return {"type": "list", "elements": inner.pop("type"), **inner}
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {"type": "dict", "options": {name: option(one) for name, one in annotation.model_fields.items()}}
+        return {"type": "dict", "options": {name: option(field) for name, field in annotation.model_fields.items()}}
     return {"type": TYPES.get(origin or annotation, "raw")}
 
 
 def plain(value: Any) -> Any:
     """A default as YAML has it."""
     if isinstance(value, tuple):
-        return [plain(one) for one in value]
-    return {key: plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def option(field: FieldInfo) -> dict[str, Any]:
     """One entry of the argument specification."""
-    given = kind(field.annotation)
-    inner = {name: given.pop(name) for name in ("options",) if name in given}
+    typed = kind(field.annotation)
+    inner = {name: typed.pop(name) for name in ("options",) if name in typed}
     extra = field.json_schema_extra
     spec: Any = dict(extra.get("spec", {})) if isinstance(extra, dict) else {}  # type: ignore[arg-type]
     if "options" in spec:
@@ -94,13 +94,13 @@ def option(field: FieldInfo) -> dict[str, Any]:
     default = {"required": True} if field.is_required() else {"default": plain(field.default)}
     if field.default is None:
         default = {}
-    return {**given, **default, **spec, "description": field.description, **inner}
+    return {**typed, **default, **spec, "description": field.description, **inner}
 
 
 def fields(role: Role[Any]) -> list[tuple[str, FieldInfo]]:
     """The variables of a role, those that all roles have at the end."""
-    found = role.settings.model_fields.items()
-    return sorted(found, key=lambda one: [one[0] in base.model_fields for base in (PackageSettings, Settings)])
+    pairs = role.settings.model_fields.items()
+    return sorted(pairs, key=lambda pair: [pair[0] in base.model_fields for base in (PackageSettings, Settings)])
 
 
 def specification(role: Role[Any]) -> str:
@@ -129,12 +129,12 @@ def defaults(role: Role[Any]) -> str:
 
 def platforms(catalog: Catalog) -> dict[str, list[str]]:
     """The supported systems as Galaxy names them: releases by publisher."""
-    found: dict[str, list[str]] = {name: [] for name in PUBLISHERS.values()}
+    releases: dict[str, list[str]] = {name: [] for name in PUBLISHERS.values()}
     for system in catalog.systems.values():
         if system.supported and system.manager in MANAGERS:
             publisher, _, version = system.id.partition("-")
-            found[PUBLISHERS[publisher]].append(system.codename or CODENAMES.get(system.id, version))
-    return found
+            releases[PUBLISHERS[publisher]].append(system.codename or CODENAMES.get(system.id, version))
+    return releases
 
 
 def metadata(role: Role[Any], catalog: Catalog) -> str:
@@ -150,8 +150,8 @@ def metadata(role: Role[Any], catalog: Catalog) -> str:
     )
     rows = []
     for name, versions in platforms(catalog).items():
-        given = ", ".join(json.dumps(one) if one.isdigit() else one for one in versions)
-        rows.append(f"    - {{ name: {name}, versions: [{given}] }}")
+        listed = ", ".join(json.dumps(version) if version.isdigit() else version for version in versions)
+        rows.append(f"    - {{ name: {name}, versions: [{listed}] }}")
     return "\n".join((*lines, *rows)) + "\n"
 
 
@@ -167,7 +167,7 @@ def files(role: Role[Any], catalog: Catalog) -> dict[Path, str]:
 
 if __name__ == "__main__":
     known = load_catalog()
-    for one in ROLES.values():
-        for path, text in files(one, known).items():
+    for role in ROLES.values():
+        for path, text in files(role, known).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

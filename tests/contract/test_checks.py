@@ -91,10 +91,10 @@ def moved(before: Mapping[str, Status], after: Mapping[str, Status]) -> dict[str
 
 @pytest.mark.parametrize("base", HEALTHY, ids=lambda base: base.__name__)
 def test_a_healthy_node_has_no_fault(base: Base) -> None:
-    found = findings(base())
-    assert [finding for finding in found if finding.status in (FAIL, ERROR)] == []
+    reported = findings(base())
+    assert [finding for finding in reported if finding.status in (FAIL, ERROR)] == []
     assert Counter(verdicts(base()).values())[PASS] >= HEALTHY[base]
-    assert all(finding.message for finding in found)
+    assert all(finding.message for finding in reported)
 
 
 def test_no_text_of_a_check_has_a_name_in_braces() -> None:
@@ -107,9 +107,9 @@ def test_every_check_passes_on_a_healthy_node() -> None:
 
 
 def test_the_node_without_a_gpu_is_judged_as_far_as_it_can_be() -> None:
-    found = verdicts(driver_node())
+    statuses = verdicts(driver_node())
     assert {
-        check: found[check]
+        check: statuses[check]
         for check in (
             "node.reachable",
             "gpu.present",
@@ -135,13 +135,13 @@ def test_the_node_without_a_gpu_is_judged_as_far_as_it_can_be() -> None:
         "node.units-failed": PASS,
     }
     # What needs a GPU has none to look at; the probe that recorded the bundle did not look at the rest.
-    assert set(found.values()) == {PASS, SKIP, ERROR}
+    assert set(statuses.values()) == {PASS, SKIP, ERROR}
 
 
 def test_a_node_meant_to_have_no_gpu_is_skip_for_all_that_needs_one() -> None:
-    before, found = verdicts(driver_node()), verdicts(driver_node(), Expectation(gpus=0))
-    assert moved(before, found) == {"gpu.present": SKIP}
-    assert {found[check.id] for check in registry if check.needs_gpu} == {SKIP}
+    before, after = verdicts(driver_node()), verdicts(driver_node(), Expectation(gpus=0))
+    assert moved(before, after) == {"gpu.present": SKIP}
+    assert {after[check.id] for check in registry if check.needs_gpu} == {SKIP}
 
 
 @cache
@@ -159,18 +159,18 @@ def before(base: Base, expect: str = "{}") -> Mapping[str, Status]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.check}: {mutant.name}")
 def test_mutant_turns_its_check_and_nothing_else_and_is_reported_with_a_remedy(mutant: Mutant) -> None:
     intact = before(mutant.base, mutant.expect.model_dump_json(exclude_defaults=True))
-    found = findings(apply(healthy(mutant.base), mutant.edits), mutant.expect)
+    reported = findings(apply(healthy(mutant.base), mutant.edits), mutant.expect)
     assert intact[mutant.check] is PASS
-    assert moved(intact, by_check(found)) == {
+    assert moved(intact, by_check(reported)) == {
         mutant.check: mutant.becomes,
         **dict.fromkeys(mutant.skips, SKIP),
         **dict.fromkeys(mutant.unknown, ERROR),
     }
-    of_check = [finding for finding in found if finding.check == mutant.check and finding.status is mutant.becomes]
+    of_check = [finding for finding in reported if finding.check == mutant.check and finding.status is mutant.becomes]
     assert len({finding.component for finding in of_check}) == len(of_check)
     assert len(of_check) == 1 or mutant.everywhere
     assert all(finding.remedy and finding.message for finding in of_check)
-    assert [one for one in of_check if PLACEHOLDER.search(f"{one.message} {one.remedy}")] == []
+    assert [finding for finding in of_check if PLACEHOLDER.search(f"{finding.message} {finding.remedy}")] == []
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_one_fact_is_enough_to_fail_and_none_to_pass(check: Check) -> None:
             assert {worst_without(check, node, need) for need in check.needs} <= {ERROR, SKIP}, base.__name__
     for mutant in (mutant for mutant in MUTANTS if mutant.check == check.id and mutant.becomes is FAIL):
         node = facts_of(json.dumps(apply(healthy(mutant.base), mutant.edits)))
-        found = [worst_without(check, node, need) for need in check.needs]
-        assert set(found) <= {FAIL, ERROR, SKIP}
-        assert found.count(FAIL) * 2 >= len(found), mutant.name
+        statuses = [worst_without(check, node, need) for need in check.needs]
+        assert set(statuses) <= {FAIL, ERROR, SKIP}
+        assert statuses.count(FAIL) * 2 >= len(statuses), mutant.name
 
 
 def worst_without(check: Check, node: NodeFacts, need: str) -> Status:
@@ -242,9 +242,9 @@ def test_no_word_of_nvidia_smi_breaks_a_check_or_mends_one(base: Base, word: str
     values = re.findall(r"<(\w+)>([^<\n]+)</\1>", xml.partition("<gpu id")[2].partition("</gpu>")[0])
     for tag, value in sampled(dict.fromkeys(values), WORDS.index(word)):
         edit = stdout("nvidia-smi-xml", f"<{tag}>{value}</{tag}>", f"<{tag}>{word}</{tag}>")
-        found = findings(apply(healthy(base), [edit]))
-        assert not [finding for finding in found if "failed to run" in finding.message], tag
-        assert not [check for check, status in moved(before(base), by_check(found)).items() if status is PASS], tag
+        reported = findings(apply(healthy(base), [edit]))
+        assert not [finding for finding in reported if "failed to run" in finding.message], tag
+        assert not [check for check, status in moved(before(base), by_check(reported)).items() if status is PASS], tag
     assert len(values) > 50
 
 
@@ -260,10 +260,10 @@ def test_no_garbage_breaks_a_check(base: Base, garbage: str) -> None:
         ("files", key) for key in document["files"]
     ]
     step = max(1, len(places) // effort(20, 60))
-    for place in places[GARBAGE.index(garbage) % step :: step]:
-        found = findings(apply(document, [Edit(place, None, garbage)]))
-        assert not [finding for finding in found if "failed to run" in finding.message], place
-        assert {finding.check for finding in found} == {check.id for check in registry}
+    for keys in places[GARBAGE.index(garbage) % step :: step]:
+        reported = findings(apply(document, [Edit(keys, None, garbage)]))
+        assert not [finding for finding in reported if "failed to run" in finding.message], keys
+        assert {finding.check for finding in reported} == {check.id for check in registry}
 
 
 def test_a_host_out_of_reach_has_no_verdict_but_that() -> None:
@@ -276,7 +276,7 @@ def table() -> dict[str, tuple[int, int, int]]:
     passing = [verdicts(base()) for base in (driver_node, *HEALTHY)]
     return {
         check.id: (
-            sum(found[check.id] is PASS for found in passing),
+            sum(statuses[check.id] is PASS for statuses in passing),
             sum(mutant.check == check.id for mutant in MUTANTS) + (check.id in OF_THE_REPORT),
             len(MISSING.get(check.id, ())) + (check.id in OF_THE_REPORT),
         )

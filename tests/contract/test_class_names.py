@@ -17,4 +17,4 @@ def test_no_two_modules_have_a_public_class_of_the_same_name() -> None:
                 if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
                     places[statement.name].append(str(path.relative_to(ROOT)))
     assert len(places) > 300
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in OF_ANSIBLE} == {}
+    assert {name: paths for name, paths in places.items() if len(paths) > 1 and name not in OF_ANSIBLE} == {}

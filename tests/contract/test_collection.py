@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(galaxy, "collection", "install", "--offline", "--force", str(tarball), "-p", str(folder))
     assert done.returncode == 0, done.stderr
     with tarfile.open(tarball) as archive:
-        (folder / "names").write_text("\n".join(one.name for one in archive if one.isfile()))
+        (folder / "names").write_text("\n".join(member.name for member in archive if member.isfile()))
     return folder
 
 
@@ -59,18 +59,18 @@ def test_one_version_is_in_all_files() -> None:
 
 
 def test_the_execution_environment_for_awx_has_this_version_and_its_ansible() -> None:
-    given = yaml.safe_load((ROOT / "contrib" / "awx" / "execution-environment.yml").read_text(encoding="utf-8"))
+    environment = yaml.safe_load((ROOT / "contrib" / "awx" / "execution-environment.yml").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert given["dependencies"]["ansible_core"]["package_pip"] in project["dependencies"]
+    assert environment["dependencies"]["ansible_core"]["package_pip"] in project["dependencies"]
     names = [f"gpunode-node-{project['version']}.tar.gz", f"gpunode-{project['version']}-py3-none-any.whl"]
-    assert [one["src"] for one in given["additional_build_files"]] == names
-    assert given["dependencies"]["galaxy"]["collections"] == [{"name": f"collection/{names[0]}", "type": "file"}]
+    assert [file["src"] for file in environment["additional_build_files"]] == names
+    assert environment["dependencies"]["galaxy"]["collections"] == [{"name": f"collection/{names[0]}", "type": "file"}]
 
 
 def test_ansible_builder_finds_what_an_execution_environment_needs() -> None:
-    given = yaml.safe_load((ROOT / "meta" / "execution-environment.yml").read_text(encoding="utf-8"))
-    assert given["version"] == 1
-    assert all((ROOT / name).is_file() for name in given["dependencies"].values())
+    environment = yaml.safe_load((ROOT / "meta" / "execution-environment.yml").read_text(encoding="utf-8"))
+    assert environment["version"] == 1
+    assert all((ROOT / name).is_file() for name in environment["dependencies"].values())
 
 
 def play(folder: Path, installed: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -79,9 +79,9 @@ def play(folder: Path, installed: Path, *options: str, **environment: str) -> su
         "- hosts: all\n  gather_facts: false\n  roles: [{role: gpunode.node.accounts, accounts_state: present}]\n"
     )
     (folder / "ansible.cfg").touch()
-    given = {"ANSIBLE_CONFIG": f"{folder}/ansible.cfg", "ANSIBLE_COLLECTIONS_PATH": str(installed), **environment}
+    variables = {"ANSIBLE_CONFIG": f"{folder}/ansible.cfg", "ANSIBLE_COLLECTIONS_PATH": str(installed), **environment}
     argv = [str(BIN / "ansible-playbook"), "-i", "node1,", "-c", "local", "--check", *options, str(folder / "play.yml")]
-    return run(*argv, **given)
+    return run(*argv, **variables)
 
 
 def test_the_task_that_a_page_begins_at_has_that_name(installed: Path, tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def is_number(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.name)
 def test_no_check_compares_with_a_number_that_has_no_name(path: Path) -> None:
-    found = [text for text in literals(path.read_text(encoding="utf-8")) if text not in STRUCTURE]
-    assert found == []
+    numbers = [text for text in literals(path.read_text(encoding="utf-8")) if text not in STRUCTURE]
+    assert numbers == []
 
 
 STRUCTURE = frozenset(

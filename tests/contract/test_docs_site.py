@@ -29,8 +29,8 @@ def test_links_within_the_site_lead_to_pages_and_headings(pages: Path) -> None:
     """Headings as hosts of repositories name them; ``make docs`` looks at those of the site."""
     all_pages = sorted(pages.rglob("*.md"))
     assert len(all_pages) > 220
-    own = [page for page in all_pages if page.name != "CHANGELOG.md"]
-    assert {str(page): list(broken_links(page)) for page in own if list(broken_links(page))} == {}
+    checked = [page for page in all_pages if page.name != "CHANGELOG.md"]
+    assert {str(page): list(broken_links(page)) for page in checked if list(broken_links(page))} == {}
 
 
 def test_every_check_role_and_verb_has_its_page(pages: Path) -> None:
@@ -66,16 +66,16 @@ def test_the_navigation_has_every_page_once(pages: Path) -> None:
     def leaves(entry: object) -> list[str]:
         if isinstance(entry, str):
             return [entry]
-        return [leaf for one in (entry.values() if isinstance(entry, dict) else entry) for leaf in leaves(one)]  # type: ignore[attr-defined]
+        return [leaf for part in (entry.values() if isinstance(entry, dict) else entry) for leaf in leaves(part)]  # type: ignore[attr-defined]
 
-    found = leaves(docs_site.navigation(pages))
+    listed = leaves(docs_site.navigation(pages))
     of_checks = {f"checks/{check.id}.md" for check in registry}
-    assert sorted(found) == sorted({str(path.relative_to(pages)) for path in pages.rglob("*.md")} - of_checks)
+    assert sorted(listed) == sorted({str(path.relative_to(pages)) for path in pages.rglob("*.md")} - of_checks)
 
 
 def test_every_page_of_the_navigation_exists() -> None:
-    there = {path.stem for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"))}
-    assert {page for named in docs_site.NAVIGATION.values() for page in named} <= there
+    existing = {path.stem for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"))}
+    assert {page for named in docs_site.NAVIGATION.values() for page in named} <= existing
 
 
 def test_lists_are_lists_for_the_generator() -> None:

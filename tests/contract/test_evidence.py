@@ -54,13 +54,13 @@ NO_PACKAGE = re.compile(
 @cache
 def known(repository: str) -> dict[tuple[str, int], bool]:
     """(name, branch) → whether the name is recorded there; False: derived, or assumed."""
-    found: dict[tuple[str, int], bool] = {}
+    by_name: dict[tuple[str, int], bool] = {}
     for offer in recorded_in(repositories()[repository]):
         head = offer.release.partition(".")[0]
         if head.isdigit():
             sure = offer.sure and "names_before_580" not in offer.assumed
-            found[offer.name, int(head)] = found.get((offer.name, int(head)), False) or sure
-    return found
+            by_name[offer.name, int(head)] = by_name.get((offer.name, int(head)), False) or sure
+    return by_name
 
 
 def named(repository: str) -> Iterator[tuple[str, PackageSet, int, list[str]]]:
@@ -89,10 +89,10 @@ def test_every_name_of_the_catalogue_is_recorded_or_marked_unsure(
     looked = 0
     for key, row, branch, alternatives in named(repository):
         looked += 1
-        found = [known(repository)[name, branch] for name in alternatives if (name, branch) in known(repository)]
+        sure = [known(repository)[name, branch] for name in alternatives if (name, branch) in known(repository)]
         where = f"{repository} {branch} {' | '.join(alternatives)} ({key})"
-        if not any(found):
-            (unsure if found or "names" in row.unsure else absent).append(where)
+        if not any(sure):
+            (unsure if sure or "names" in row.unsure else absent).append(where)
     with capsys.disabled():
         sys.stdout.write("".join(f"\nunsure: {line}" for line in unsure))
     assert looked > 4
@@ -123,9 +123,9 @@ def words(file: Path) -> Iterator[str]:
         without_addresses = re.sub(r"\S+/\S+", " ", text)
         yield from (word.rstrip(".-") for word in re.findall(r"[A-Za-z0-9.+*{}_-]+", without_addresses))
         return
-    found: list[Any] = []
+    strings: list[Any] = []
     if file.suffix == ".py":
-        found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     else:
         left = [*yaml.load_all(text, yaml.CSafeLoader)]
         while left:
@@ -135,8 +135,8 @@ def words(file: Path) -> Iterator[str]:
             elif isinstance(item, list):
                 left += item
             else:
-                found.append(item)
-    for item in found:
+                strings.append(item)
+    for item in strings:
         if isinstance(item, str):
             yield from (word.strip().replace(".*", "*") for word in item.split("|"))
 

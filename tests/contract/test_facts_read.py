@@ -92,7 +92,7 @@ def read() -> set[str]:
         facts = path.is_relative_to(ROOT / "gpunode/facts")
         # What models compute from fields counts; that readers write the fields does not.
         models_only = facts and path.parent.name != "models"
-        roots = [one for one in tree.body if isinstance(one, ast.ClassDef)] if models_only else [tree]
+        roots = [statement for statement in tree.body if isinstance(statement, ast.ClassDef)] if models_only else [tree]
         for node in (node for root in roots for node in ast.walk(root)):
             if isinstance(node, ast.Attribute):
                 names.add(node.attr)
@@ -107,11 +107,11 @@ EXAMPLES = (ROOT / "docs/own-checks.md").read_text(encoding="utf-8")
 
 def fields() -> dict[str, str]:
     """Return every field as ``MODEL.FIELD``, with its name."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for model in models(NodeFacts, set()):
         name = model.__name__.partition("[")[0]
-        found |= {f"{name}.{field}": field for field in model.model_fields}
-    return found
+        by_name |= {f"{name}.{field}": field for field in model.model_fields}
+    return by_name
 
 
 def test_every_fact_is_read_or_has_a_reason() -> None:

@@ -55,7 +55,7 @@ def first_gpu(tag: str, text: str) -> Edit:
 
 
 def slow_gpu(document: Document) -> Document:
-    (record,) = (one for one in document["results"] if (one["record"], one["component"]) == ("gemm.bf16", "cuda:2"))
+    (record,) = (part for part in document["results"] if (part["record"], part["component"]) == ("gemm.bf16", "cuda:2"))
     record["values"]["tflops"] *= 0.85
     return document
 
@@ -106,9 +106,9 @@ def test_of_a_fleet_of_bundles_only_what_was_planted_is_an_outlier(
     run([*argv, "--format", "json"])
     report = json.loads(capsys.readouterr().out)
     assert len(report["nodes"]) == NODES
-    found = {tuple(one["hosts"]): one["what"] for one in report["fleet"]["outliers"]}
-    assert len(found) == len(report["fleet"]["outliers"]), report["fleet"]["outliers"]
-    assert sorted(found) == [(f"gpu-{number:03d}",) for number in planted], found
-    for number, (what, _) in planted.items():
-        assert what in found[f"gpu-{number:03d}",]
+    outliers = {tuple(outlier["hosts"]): outlier["what"] for outlier in report["fleet"]["outliers"]}
+    assert len(outliers) == len(report["fleet"]["outliers"]), report["fleet"]["outliers"]
+    assert sorted(outliers) == [(f"gpu-{number:03d}",) for number in planted], outliers
+    for number, (subject, _) in planted.items():
+        assert subject in outliers[f"gpu-{number:03d}",]
     assert not report["fleet"]["inconsistencies"]

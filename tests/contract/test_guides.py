@@ -20,13 +20,13 @@ FILES = ("docs/", "tests/", "contrib/", "inventory/")
 
 def answers(text: str) -> list[str]:
     """Return the verbs, checks, roles and files of a cell that exist."""
-    checks, roles = {one.id for one in registry}, {path.name for path in (ROOT / "roles").iterdir()}
-    found = []
+    checks, roles = {check.id for check in registry}, {path.name for path in (ROOT / "roles").iterdir()}
+    existing = []
     for quoted in re.findall(r"`([^`]+)`", text):
         verb = re.match(r"gpunode ([a-z]+)", quoted)
         known = (verb and verb[1] in VERBS) or quoted in checks or quoted in roles
-        found += [quoted] if known or (quoted.startswith(FILES) and (ROOT / quoted).is_file()) else []
-    return found
+        existing += [quoted] if known or (quoted.startswith(FILES) and (ROOT / quoted).is_file()) else []
+    return existing
 
 
 def test_every_topic_has_its_row() -> None:
@@ -39,7 +39,7 @@ def test_every_answer_exists() -> None:
     assert {row[3] for row in ROWS} <= set(STATES)
     assert [row[:3] for row in ROWS if row[3] in STATES[:3] and not answers(row[2])] == []
     dotted = {word for row in ROWS for word in re.findall(r"`([a-z]+\.[a-z-]+)`", row[2])}
-    assert dotted - {one.id for one in registry} - {"ddp.sharded"} == set()
+    assert dotted - {check.id for check in registry} - {"ddp.sharded"} == set()
     assert [row[:2] for row in ROWS if len(row[2]) < 8] == []
 
 

@@ -39,7 +39,7 @@ def test_every_build_has_its_lock_and_its_request() -> None:
     assert set(LOCKS) == set(validator_image.BUILDS)
     for build, text in LOCKS.items():
         requested = (FOLDER / f"{build}.in").read_text(encoding="utf-8").split()
-        names = {re.split(r"[\[=]", one)[0] for one in requested}
+        names = {re.split(r"[\[=]", requirement)[0] for requirement in requested}
         assert names <= set(pins(text))
 
 

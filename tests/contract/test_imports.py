@@ -23,11 +23,11 @@ OF_PLAYBOOKS = {"jinja2"}
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    by_name = {}
     for path in sorted((ROOT / "gpunode").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = path
-    return found
+        by_name[".".join(parts).removesuffix(".__init__")] = path
+    return by_name
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -82,12 +82,12 @@ def declared(requirements: Iterable[str]) -> set[str]:
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    own = {path.stem for path in (ROOT / "gpunode" / "lab" / "repositories" / "inside").glob("*.py")}
-    found = set()
+    inside = {path.stem for path in (ROOT / "gpunode" / "lab" / "repositories" / "inside").glob("*.py")}
+    imported = set()
     for folder in ("gpunode", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= {name.split(".")[0] for name, _ in imports(path) if not name.startswith(".")}
-    outside = found - set(sys.stdlib_module_names) - OURS - ON_NODES - own - {"module_utils"}
+            imported |= {name.split(".")[0] for name, _ in imports(path) if not name.startswith(".")}
+    outside = imported - set(sys.stdlib_module_names) - OURS - ON_NODES - inside - {"module_utils"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {DISTRIBUTIONS.get(name, name).lower() for name in outside}
     assert named | OF_PLAYBOOKS == declared(project["dependencies"])

@@ -85,8 +85,8 @@ def ruled_out(text: str) -> Iterator[tuple[int, str]]:
     text = CODE.sub(lambda code: re.sub(r"[^\n]", "x", code[0]), text)
     for quoted in QUOTED:
         text = text.replace(quoted, "x" * len(quoted))
-    for found in RULED_OUT.finditer(text):
-        yield text.count("\n", 0, found.start()), found[0].strip()
+    for match in RULED_OUT.finditer(text):
+        yield text.count("\n", 0, match.start()), match[0].strip()
 
 
 def strings_and_comments(source: str) -> Iterator[tuple[int, str]]:
@@ -141,19 +141,19 @@ def prose(page: str) -> str:
 
 
 def files(pattern: str) -> list[Path]:
-    found = sorted(ROOT.glob(pattern))
-    assert found, f"{pattern} matches no file"
-    return found
+    paths = sorted(ROOT.glob(pattern))
+    assert paths, f"{pattern} matches no file"
+    return paths
 
 
 def lines_with(pattern: str, wrong: Callable[[str], Iterator[str]]) -> str:
     """Return a line for each problem that ``wrong`` finds in the text of a file."""
     paths = (path for path in files(pattern) if path not in WORD_LISTS)
-    return "\n".join(f"{path.relative_to(ROOT)}:{found}" for path in paths for found in wrong(path.read_text()))
+    return "\n".join(f"{path.relative_to(ROOT)}:{problem}" for path in paths for problem in wrong(path.read_text()))
 
 
-def in_lines(found: Iterator[tuple[int, str]]) -> Iterator[str]:
-    return (f"{line}: {text}" for line, text in found)
+def in_lines(problems: Iterator[tuple[int, str]]) -> Iterator[str]:
+    return (f"{line}: {text}" for line, text in problems)
 
 
 def ruled_out_in_code(source: str) -> Iterator[tuple[int, str]]:
@@ -207,7 +207,7 @@ def test_task_names_are_in_plain_english(pattern: str) -> None:
     ],
 )
 def test_words_are_found(text: str, words: list[str]) -> None:
-    assert [found for _, found in ruled_out(text)] == words
+    assert [word for _, word in ruled_out(text)] == words
 
 
 def test_old_names_are_found() -> None:

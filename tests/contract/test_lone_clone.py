@@ -80,12 +80,12 @@ OWN_PATH = re.compile(r"Path\(__file__\)(?:\.(?:resolve|absolute)\(\))?((?:\.par
 
 def outside(path: str, text: str) -> list[str]:
     """The expressions of a file that start at its own path and lead out of the project."""
-    found = []
+    expressions = []
     for match in OWN_PATH.finditer(text):
         steps = re.findall(r"parents\[(\d+)\]|parent\b", match[1])
         if sum(int(step) + 1 if step else 1 for step in steps) > len(Path(path).parts):
-            found.append(f"{path}: {match[0]}")
-    return found + [f"{path}: {match}" for match in re.findall(r"\bROOT\.parent\b", text)]
+            expressions.append(f"{path}: {match[0]}")
+    return expressions + [f"{path}: {match}" for match in re.findall(r"\bROOT\.parent\b", text)]
 
 
 def test_nothing_starts_at_its_own_path_and_leads_out_of_the_project() -> None:
@@ -93,8 +93,8 @@ def test_nothing_starts_at_its_own_path_and_leads_out_of_the_project() -> None:
     done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, start_new_session=True)
     paths = [path for path in done.stdout.splitlines() if path.endswith(".py") and (ROOT / path).is_file()]
     assert len(paths) > 400
-    own = str(Path(__file__).relative_to(ROOT))
-    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths if path != own}
+    this_file = str(Path(__file__).relative_to(ROOT))
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths if path != this_file}
     assert [line for path, text in texts.items() for line in outside(path, text)] == []
 
 

@@ -51,13 +51,13 @@ def of(*nodes: NodeReport) -> str:
     return as_text(report(nodes, level="quick", version="0.1", started_at=NOW, finished_at=NOW))
 
 
-def node(host: str, found: Sequence[Finding], **more: Any) -> NodeReport:
-    return judged(host, Identity(simulated=True, stack=RunningStack(**more), gpus=()), found, 1.5)
+def node(host: str, reported: Sequence[Finding], **more: Any) -> NodeReport:
+    return judged(host, Identity(simulated=True, stack=RunningStack(**more), gpus=()), reported, 1.5)
 
 
 def series(text: str) -> dict[str, float]:
     """The lines of the metrics: each is well-formed, and each series is there once."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith("# "):
             known = r"# (HELP gpunode_\w+ [^\n]+|TYPE gpunode_\w+ gauge|no node was judged)"
@@ -67,9 +67,9 @@ def series(text: str) -> dict[str, float]:
         assert match is not None, line
         assert match["name"] in FAMILIES
         key = match["name"] + match["labels"]
-        assert key not in found, f"twice: {key}"
-        found[key] = float(match["value"])
-    return found
+        assert key not in values, f"twice: {key}"
+        values[key] = float(match["value"])
+    return values
 
 
 @needs_promtool
@@ -83,14 +83,14 @@ def test_promtool_accepts_the_metrics_of_real_reports() -> None:
 
 
 def test_figures_are_in_base_units() -> None:
-    found = [finding for finding in findings(hgx_measured()) if finding.figure is not None]
+    figures = [finding for finding in findings(hgx_measured()) if finding.figure is not None]
     factors = {"GB/s": ("bytes_per_second", 1e9), "TFLOPS": ("flops", 1e12)}
     expected: set[tuple[str, float]] = set()
-    for finding in found:
+    for finding in figures:
         if isinstance(finding.measured, float):
             name, factor = factors[str(finding.unit)]
             expected.add((f"gpunode_figure_{name}", round(finding.measured * factor)))
-    values = series(of(node("n", found))).items()
+    values = series(of(node("n", figures))).items()
     names = {f"gpunode_figure_{name}" for name, _ in factors.values()}
     shown = {(name, round(value)) for key, value in values if (name := key.partition("{")[0]) in names}
     assert {name for name, _ in expected} == names
@@ -149,25 +149,27 @@ def nasty_report(seed: int) -> Report:
             observed=observed,
         )  # fmt: skip
 
-    def one() -> NodeReport:
+    def nasty() -> NodeReport:
         text = nasty_text(random_)
         hardware = Hardware(product=nasty_text(random_), gpus=random_.choice([None, 8]))
         gpus = tuple(GpuIdentity(index=at, name=nasty_text(random_), uuid=text) for at in range(2))
         identity = Identity(simulated=False, stack=RunningStack(os=text, kernel=text), gpus=gpus, hardware=hardware)
         return judged(random_.choice([text, "same"]), identity, [finding() for _ in range(30)], 1.0)
 
-    return report([one() for _ in range(3)], level="quick", version=nasty_text(random_), started_at="", finished_at=NOW)
+    return report(
+        [nasty() for _ in range(3)], level="quick", version=nasty_text(random_), started_at="", finished_at=NOW
+    )
 
 
 @needs_promtool
 def test_any_text_of_a_node_is_escaped_and_bounded() -> None:
     texts = [as_text(nasty_report(seed)) for seed in range(effort(40, 400))]
     for text in texts:
-        found = series(text)
-        assert found
+        values = series(text)
+        assert values
         assert text.isprintable() or set(text) - set("\n") == {char for char in text if char.isprintable()}
         text.encode("utf-8")
-        assert max(map(len, found)) < 3000
+        assert max(map(len, values)) < 3000
     for text in texts[:: max(1, len(texts) // 4)]:
         promtool("check", "metrics", stdin=text)
 
@@ -175,10 +177,10 @@ def test_any_text_of_a_node_is_escaped_and_bounded() -> None:
 def test_ten_thousand_findings_are_bounded_and_the_worst_is_among_them() -> None:
     many = [Finding(check="a.b", status=Status.PASS, component=f"link {n}", message="") for n in range(10_000)]
     many.append(Finding(check="a.b", status=Status.FAIL, component="last", message=""))
-    found = series(of(node("n", many)))
-    assert sum(key.startswith("gpunode_check_status") for key in found) == MOST_COMPONENTS
-    assert found['gpunode_check_status{host="n",check="a.b",component="last"}'] == CODES[Status.FAIL]
-    assert found['gpunode_check_components_left_out{host="n",check="a.b"}'] == 10_001 - MOST_COMPONENTS
+    values = series(of(node("n", many)))
+    assert sum(key.startswith("gpunode_check_status") for key in values) == MOST_COMPONENTS
+    assert values['gpunode_check_status{host="n",check="a.b",component="last"}'] == CODES[Status.FAIL]
+    assert values['gpunode_check_components_left_out{host="n",check="a.b"}'] == 10_001 - MOST_COMPONENTS
     assert series(of()) == {}
 
 
@@ -242,8 +244,8 @@ def planted() -> list[tuple[str, Document]]:
 @pytest.mark.parametrize("check", [mutant.check for mutant in PLANTED])
 def test_a_planted_fault_raises_its_alert_and_its_repair_resolves_it(check: str, tmp_path: Path) -> None:
     """The metrics are those of the whole way: raw text of a node, checks, report, format."""
-    found = findings(dict(planted())[check])
-    faulty, healthy = series(of(node("gpu-01", found))), series(of(node("gpu-01", findings(hgx()))))
+    reported = findings(dict(planted())[check])
+    faulty, healthy = series(of(node("gpu-01", reported))), series(of(node("gpu-01", findings(hgx()))))
     lines = [
         {
             "series": key,
@@ -253,8 +255,8 @@ def test_a_planted_fault_raises_its_alert_and_its_repair_resolves_it(check: str,
         for key in {**healthy, **faulty}
         if not key.startswith("gpunode_verdict")
     ]
-    failed = {finding.component for finding in found if finding.check == check and finding.status is Status.FAIL}
-    drained = any(finding.recommended_state is State.DRAIN for finding in found)
+    failed = {finding.component for finding in reported if finding.check == check and finding.status is Status.FAIL}
+    drained = any(finding.recommended_state is State.DRAIN for finding in reported)
     expected = [(alerts.alert_name(check), "gpu-01", component) for component in failed]
     now = firing("5m", [*expected, *([("GpunodeDrain", "gpu-01", "")] if drained else [])])
     assert failed
@@ -303,9 +305,9 @@ def test_alerts_on_the_verdict(tmp_path: Path) -> None:
     labels = 'job="gpunode",instance="n:9100"'
     tests = []
     for lines, at, expected in OF_VERDICTS:
-        given = [{"series": f"{name}{{{labels}}}", "values": text} for name, text in lines.items()]
+        inputs = [{"series": f"{name}{{{labels}}}", "values": text} for name, text in lines.items()]
         fires = firing(at, [(f"Gpunode{expected}", "", "")] if expected else [])
-        tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [fires]})
+        tests.append({"interval": "1m", "input_series": inputs, "promql_expr_test": [fires]})
     names = {rule["alert"].removeprefix("Gpunode") for rule in rules() if rule["labels"]["category"] == "verdict"}
     assert names == {expected for _, _, expected in OF_VERDICTS if expected}
     simulated(tmp_path, tests)
@@ -354,10 +356,10 @@ def test_the_queries_of_the_dashboard_are_of_our_metrics(tmp_path: Path) -> None
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
-    found = panels()
-    assert len({panel["id"] for panel in found}) == len(found)
+    shown = panels()
+    assert len({panel["id"] for panel in shown}) == len(shown)
     # Required by Grafana's schema where there is a configuration of fields.
-    assert all({"defaults", "overrides"} == panel["fieldConfig"].keys() for panel in found if panel["type"] != "row")
+    assert all({"defaults", "overrides"} == panel["fieldConfig"].keys() for panel in shown if panel["type"] != "row")
     occupied: set[tuple[int, int]] = set()
     for panel in json.loads(dashboard(registry))["panels"]:
         at = panel["gridPos"]

@@ -65,10 +65,10 @@ UNIONS = (3, 10)
 
 def programs() -> dict[str, tuple[int, int]]:
     """Path -> oldest Python, of all that runs on nodes."""
-    found = {f"gpunode/onnode/{name}.py": oldest for name, oldest in OLDEST.items()}
+    by_path = {f"gpunode/onnode/{name}.py": oldest for name, oldest in OLDEST.items()}
     for pattern, oldest in OTHERS.items():
-        found |= {str(path.relative_to(ROOT)): oldest for path in sorted(ROOT.glob(pattern))}
-    return {path: oldest for path, oldest in found.items() if path not in SENDING}
+        by_path |= {str(path.relative_to(ROOT)): oldest for path in sorted(ROOT.glob(pattern))}
+    return {path: oldest for path, oldest in by_path.items() if path not in SENDING}
 
 
 def annotations(tree: ast.AST) -> Iterator[ast.AST]:
@@ -122,7 +122,9 @@ def modules_of(statement: ast.Import | ast.ImportFrom) -> list[str]:
 def guarded(tree: ast.AST) -> set[int]:
     """The imports that may fail: within ``try`` with ``except ImportError``."""
     tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
-    caught = (node for node in tries if any("ImportError" in ast.unparse(one.type or node) for one in node.handlers))
+    caught = (
+        node for node in tries if any("ImportError" in ast.unparse(handler.type or node) for handler in node.handlers)
+    )
     return {id(statement) for node in caught for statement in node.body}
 
 
@@ -140,10 +142,10 @@ def test_its_oldest_python_can_run_it(path: str) -> None:
 
 @pytest.mark.parametrize("path", programs())
 def test_it_imports_the_standard_library_and_its_own_folder(path: str) -> None:
-    own = (".", PAYLOAD) if "onnode" not in path else ()
+    local = (".", PAYLOAD) if "onnode" not in path else ()
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {name for node in imports for name in modules_of(node) if not (own and name.startswith(own))}
+    names = {name for node in imports for name in modules_of(node) if not (local and name.startswith(local))}
     assert {name for name in names if name.split(".")[0] not in sys.stdlib_module_names} == set()
 
 
@@ -151,16 +153,18 @@ def test_it_imports_the_standard_library_and_its_own_folder(path: str) -> None:
 def test_ruff_has_the_same_python(path: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     targets = project["tool"]["ruff"]["per-file-target-version"]
-    found = [target for pattern, target in targets.items() if any(fnmatch(path, one) for one in alternatives(pattern))]
+    versions = [
+        target for pattern, target in targets.items() if any(fnmatch(path, glob) for glob in alternatives(pattern))
+    ]
     oldest = max(RUFF_KNOWS, programs()[path])
-    assert found == [f"py{oldest[0]}{oldest[1]}"]
+    assert versions == [f"py{oldest[0]}{oldest[1]}"]
 
 
 def alternatives(pattern: str) -> list[str]:
     """``a/{b,c}.py`` as ``a/b.py`` and ``a/c.py``."""
     before, brace, rest = pattern.partition("{")
     within, _, after = rest.partition("}")
-    return [before + one + after for one in within.split(",")] if brace else [pattern]
+    return [before + part + after for part in within.split(",")] if brace else [pattern]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_they_judge_the_nodes_of_the_bench(folder: Path) -> None:
     without = json.loads(gpunode(folder, *words, "--skip", "site.cores").stdout)["nodes"]
     assert len(with_own) == len(without) == len(MACHINES)
     for node, plain in zip(with_own, without, strict=True):
-        own = {one["check"]: one["status"] for one in node["findings"] if one["check"].startswith("site.")}
-        assert set(own) == {"site.memory", "site.scratch", "site.cores"}
-        assert not {"skip", "error"} & set(own.values()), (node["host"], own)
-        assert [one for one in node["findings"] if not one["check"].startswith("site.")] == plain["findings"]
+        statuses = {row["check"]: row["status"] for row in node["findings"] if row["check"].startswith("site.")}
+        assert set(statuses) == {"site.memory", "site.scratch", "site.cores"}
+        assert not {"skip", "error"} & set(statuses.values()), (node["host"], statuses)
+        assert [row for row in node["findings"] if not row["check"].startswith("site.")] == plain["findings"]

@@ -25,15 +25,15 @@ DOCS = ROOT / "docs"
 
 def first_column(page: str, heading: str) -> set[str]:
     """Return the quoted words in the first cells of the first table below a heading."""
-    _, found, rest = with_tables((DOCS / page).read_text(encoding="utf-8")).partition(f"\n{heading}\n")
-    assert found, f"docs/{page} has no heading {heading}"
+    _, separator, rest = with_tables((DOCS / page).read_text(encoding="utf-8")).partition(f"\n{heading}\n")
+    assert separator, f"docs/{page} has no heading {heading}"
     table = re.search(r"(?m)^\| ?---.*\n((?:\|.*\n)+)", rest)
     cells = re.findall(r"(?m)^\| ([^|]*`[^|]*) \|", table[1] if table else "")
     return {quoted.split()[0] for cell in cells for quoted in re.findall(r"`([^`]+)`", cell)}
 
 
 @pytest.mark.parametrize(
-    ("page", "heading", "there"),
+    ("page", "heading", "existing"),
     [
         ("parse.md", "## Kinds", set(KINDS)),
         ("lab.md", "## Simulated hardware", set(names())),
@@ -41,8 +41,8 @@ def first_column(page: str, heading: str) -> set[str]:
     ],
     ids=["kinds of parse", "simulated hardware", "simulated faults"],
 )
-def test_a_table_lists_what_there_is(page: str, heading: str, there: set[str]) -> None:
-    assert first_column(page, heading) == there, f"docs/{page}: the table below {heading} is out of date"
+def test_a_table_lists_what_there_is(page: str, heading: str, existing: set[str]) -> None:
+    assert first_column(page, heading) == existing, f"docs/{page}: the table below {heading} is out of date"
 
 
 def test_the_front_page_has_the_number_of_checks() -> None:
@@ -52,8 +52,8 @@ def test_the_front_page_has_the_number_of_checks() -> None:
 
 def mutant(mutants: list[Mutant], check: str, name: str) -> dict[str, object]:
     """A simulated node with the fault that a check must find."""
-    found = next(one for one in mutants if (one.check, one.name) == (check, name))
-    return apply(found.base(), found.edits)
+    fault = next(fault for fault in mutants if (fault.check, fault.name) == (check, name))
+    return apply(fault.base(), fault.edits)
 
 
 def test_the_front_page_shows_what_the_program_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,8 +119,8 @@ def linked(page: Path) -> set[Path]:
 
 def test_every_page_is_linked_from_another_one() -> None:
     pages = {path.resolve() for path in (ROOT / "README.md", *DOCS.glob("*.md"))}
-    found = {target for page in pages for target in linked(page) - {page}}
-    assert {page.name for page in pages - found} == {"README.md"}
+    targets = {target for page in pages for target in linked(page) - {page}}
+    assert {page.name for page in pages - targets} == {"README.md"}
 
 
 @pytest.mark.parametrize(

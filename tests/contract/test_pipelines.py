@@ -81,13 +81,13 @@ def test_the_pipeline_refuses_a_mistyped_variable_and_a_wrong_value(
     names = ["provision", "-i", str(site / "hosts.yml"), "--list-hosts"]
     assert run(names) == 0
     assert capsys.readouterr().out.split() == ["gpu-01.example.invalid", "gpu-02.example.invalid"]
-    own = site / "group_vars" / "gpu_nodes.yml"
-    text = own.read_text()
+    group_vars = site / "group_vars" / "gpu_nodes.yml"
+    text = group_vars.read_text()
     for line, message in (
         ("ssh_hardning_state: present", "did you mean ssh_hardening_state"),
         ("ssh_hardening_max_auth_tries: many", "ssh_hardening_max_auth_tries"),
     ):
-        own.write_text(f"{text}\n{line}\n")
+        group_vars.write_text(f"{text}\n{line}\n")
         assert run(names) == 2
         assert message in capsys.readouterr().err
 

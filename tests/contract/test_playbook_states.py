@@ -29,9 +29,9 @@ def acts(tasks: list[dict[str, Any]]) -> Iterator[str]:
 
 def play(name: str) -> dict[str, Any]:
     """The play that changes nodes."""
-    found = yaml.safe_load((PLAYBOOKS / name).read_text(encoding="utf-8"))[-1]
-    assert isinstance(found, dict)
-    return found
+    last_play = yaml.safe_load((PLAYBOOKS / name).read_text(encoding="utf-8"))[-1]
+    assert isinstance(last_play, dict)
+    return last_play
 
 
 def acts_of(name: str) -> list[str]:

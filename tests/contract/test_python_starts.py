@@ -92,21 +92,21 @@ def bare_in_jinja(text: str) -> Iterator[str]:
 
 def _found(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    found = [match[0] for match in SHEBANG.finditer(text)]
+    starts = [match[0] for match in SHEBANG.finditer(text)]
     if path.suffix == ".py":
         nodes = list(ast.walk(ast.parse(text)))
-        found += bare_starts(nodes)
-        found += [
+        starts += bare_starts(nodes)
+        starts += [
             node.value
             for node in nodes
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and START.search(node.value)
         ]
-        return found
-    found += [line.strip() for line in text.splitlines() if START.search(line) or list(bare_in_jinja(line))]
+        return starts
+    starts += [line.strip() for line in text.splitlines() if START.search(line) or list(bare_in_jinja(line))]
     if path.suffix in (".yml", ".yaml"):
         for document in yaml.load_all(text, _Loader):
-            found += bare_words(document)
-    return found
+            starts += bare_words(document)
+    return starts
 
 
 def test_every_python_is_started_isolated() -> None:
@@ -117,9 +117,9 @@ def test_every_python_is_started_isolated() -> None:
             continue
         name = str(path.relative_to(ROOT))
         looked_at += 1
-        found = _found(path)
-        if found and name not in NOT_OURS:
-            wrong[name] = found
+        starts = _found(path)
+        if starts and name not in NOT_OURS:
+            wrong[name] = starts
     assert looked_at > 300
     assert not wrong, wrong
 

@@ -65,14 +65,14 @@ def verdicts(report: Bundle) -> Verdicts:
 
 def test_the_node_is_as_the_demo_prints_it(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rc, report = replayed(bundle, tmp_path, capsys)
-    found = verdicts(report)
+    statuses = verdicts(report)
     assert rc == 3
     assert report["nodes"][0]["simulated"] is True
-    assert found["gpu.present", "node"] == "error"
-    assert found["driver.module-built", f"kernel {KERNEL}"] == "pass"
-    assert found["driver.module-built", "kernel 6.18.44-host"] == "skip"
-    assert {found[check, "node"] for check in ("driver.closure", "driver.held", "driver.origin")} == {"pass"}
-    assert "fail" not in found.values()
+    assert statuses["gpu.present", "node"] == "error"
+    assert statuses["driver.module-built", f"kernel {KERNEL}"] == "pass"
+    assert statuses["driver.module-built", "kernel 6.18.44-host"] == "skip"
+    assert {statuses[check, "node"] for check in ("driver.closure", "driver.held", "driver.origin")} == {"pass"}
+    assert "fail" not in statuses.values()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,9 @@ def test_what_an_older_probe_did_not_read_is_one_error(
     (node,) = report["nodes"]
     errors = {finding["check"]: finding for finding in node["findings"] if finding["status"] == "error"}
     assert (rc, node["status"], set(errors)) == (3, "error", {"gpu.present", "node.reachable"})
-    pointing = [one["check"] for one in node["findings"] if "(node.reachable reports the cause)" in one["message"]]
+    pointing = [
+        finding["check"] for finding in node["findings"] if "(node.reachable reports the cause)" in finding["message"]
+    ]
     assert f"{len(set(pointing))} checks need a newer one" in errors["node.reachable"]["message"]
     assert len(pointing) > 15
     assert "--save" in errors["node.reachable"]["remedy"]

@@ -59,15 +59,15 @@ def options(role: Path) -> dict[str, dict[str, Any]]:
 
 def tasks(role: Path) -> list[dict[str, Any]]:
     """All tasks and handlers of a role, those in blocks too."""
-    found: list[dict[str, Any]] = []
+    every_task: list[dict[str, Any]] = []
     pending = [
         task for folder in ("tasks", "handlers") for file in (role / folder).glob("*.yml") for task in load(file)
     ]
     while pending:
         task = pending.pop()
         pending += task.get("block", []) + task.get("rescue", [])
-        found.append(task)
-    return found
+        every_task.append(task)
+    return every_task
 
 
 @pytest.fixture(params=ROLES, ids=lambda path: path.name)
@@ -117,8 +117,8 @@ def test_readme_names_only_checks_that_exist(role: Path) -> None:
 
 
 def test_roles_that_change_a_node_have_the_three_tags() -> None:
-    found = {tag for task in tasks(ROOT / "roles" / "nvidia_driver") for tag in _listed(task.get("tags"))}
-    assert {f"nvidia_driver_{part}" for part in ("install", "configure", "service")} <= found
+    tags = {tag for task in tasks(ROOT / "roles" / "nvidia_driver") for tag in _listed(task.get("tags"))}
+    assert {f"nvidia_driver_{part}" for part in ("install", "configure", "service")} <= tags
 
 
 def test_no_skipped_tag_skips_a_plan_that_tasks_of_other_parts_read() -> None:
@@ -139,9 +139,9 @@ def test_no_skipped_tag_skips_a_plan_that_tasks_of_other_parts_read() -> None:
 def test_a_release_of_the_catalog_is_a_platform_of_each_role(tmp_path: Path) -> None:
     row = "{name: Debian 14, os: debian, version: 14, codename: forky, supported: true, origins: {}, date: 2026-11-29}"
     (tmp_path / "site.yml").write_text(f"systems: {{debian-14: {row}}}\n")
-    found = role_files.platforms(load_catalog([tmp_path / "site.yml"]))
-    assert found["Debian"] == ["bookworm", "trixie", "forky"]
-    assert (found["Ubuntu"], found["EL"]) == (["jammy", "noble", "resolute"], ["9", "10"])
+    platforms = role_files.platforms(load_catalog([tmp_path / "site.yml"]))
+    assert platforms["Debian"] == ["bookworm", "trixie", "forky"]
+    assert (platforms["Ubuntu"], platforms["EL"]) == (["jammy", "noble", "resolute"], ["9", "10"])
 
 
 def test_every_role_begins_with_the_common_plan(role: Path) -> None:
@@ -193,7 +193,7 @@ FILES_OF_THE_CONTROLLER = {
 
 def test_no_task_names_a_file_of_the_controller_by_a_variable_that_a_node_can_set(role: Path) -> None:
     """In a play of a user's own, an answer of Ansible's modules sets variables: the plan reads ours before."""
-    settings = {name for one in ROLES for name in options(one)}
+    settings = {name for folder in ROLES for name in options(folder)}
     for task in (
         *tasks(role),
         *load(COMMON / "main.yml"),
@@ -221,12 +221,12 @@ def test_the_default_scenario_runs_the_site_playbook() -> None:
 
 def test_defaults_in_playbooks_are_those_of_the_roles() -> None:
     """Ansible gives a play no defaults of a role that it does not list, and none to its hosts and conditions."""
-    known = {name: one["default"] for role in ROLES for name, one in options(role).items()}
+    known = {name: option["default"] for role in ROLES for name, option in options(role).items()}
     kept = {name for name, default in known.items() if name.endswith("_state") and default == "keep"}
     text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "playbooks").rglob("*.yml"))
-    found = re.findall(r"\b(\w+) \| default\(([^_)][^)]*)\)", text)
-    assert {name for name, _ in found} >= kept
-    wrong = {name: value for name, value in found if name in known and yaml.safe_load(value) != known[name]}
+    defaults = re.findall(r"\b(\w+) \| default\(([^_)][^)]*)\)", text)
+    assert {name for name, _ in defaults} >= kept
+    wrong = {name: value for name, value in defaults if name in known and yaml.safe_load(value) != known[name]}
     assert wrong == {}
 
 
@@ -253,7 +253,7 @@ def test_the_page_of_images_names_their_roles() -> None:
 
 
 def test_reboots_are_planned_by_the_roles_that_may_require_one() -> None:
-    (task,) = [one for one in load(ROOT / "playbooks/tasks/reboot_reasons.yml") if "loop" in one]
+    (task,) = [task for task in load(ROOT / "playbooks/tasks/reboot_reasons.yml") if "loop" in task]
     sources = {role.name: inspect.getsource(sys.modules[role.settings.__module__]) for role in ORDER}
     assert task["vars"]["__gpunode_reasons"] == [name for name in sources if "reboot_reasons" in sources[name]]
 
@@ -290,31 +290,33 @@ def _announced(file: Path, conditions: tuple[str, ...] = ()) -> Iterator[tuple[s
     """Yield (task, what it brings about, conditions) of what a run in check mode announces without tags."""
     for task in load(file):
         when = task.get("when", [])
-        given = (*conditions, *map(str, when if isinstance(when, list) else [when]))
+        terms = (*conditions, *map(str, when if isinstance(when, list) else [when]))
         for inner in task.get("block", ()):
             assert "import" not in str(inner.keys()) or "ansible.builtin.import_tasks" in inner
             if "ansible.builtin.import_tasks" in inner:
-                yield from _announced(file.parent / inner["ansible.builtin.import_tasks"], given)
+                yield from _announced(file.parent / inner["ansible.builtin.import_tasks"], terms)
         if "ansible.builtin.import_tasks" in task:
-            yield from _announced(file.parent / task["ansible.builtin.import_tasks"], given)
-        whole = " and ".join(given)
+            yield from _announced(file.parent / task["ansible.builtin.import_tasks"], terms)
+        whole = " and ".join(terms)
         if "not ansible_check_mode" in whole or "ansible_run_tags" in whole or task.get("diff") is False:
             continue
         arguments = {key: value for key, value in task.items() if key.startswith("gpunode.node.")}
         of_manifest = re.sub(r"__\w+\.manifest|__common_now", "MANIFEST", str(arguments))
         if "MANIFEST." in of_manifest and "role_plan" not in of_manifest and "MANIFEST.result" not in of_manifest:
-            yield task["name"], of_manifest.replace(", 'folders': '{{ MANIFEST.folders }}'", ""), frozenset(given)
+            yield task["name"], of_manifest.replace(", 'folders': '{{ MANIFEST.folders }}'", ""), frozenset(terms)
 
 
 def test_check_mode_announces_nothing_twice(role: Path) -> None:
     """Without a change between them, two tasks with the same part of the manifest announce the same."""
     file = role / "tasks" / "change.yml"
     seen: dict[str, list[tuple[str, frozenset[str]]]] = {}
-    for name, what, given in _announced(file if file.exists() else ROOT / "roles/common/tasks/apply.yml"):
-        for other, theirs in seen.get(what, ()):
-            exclusive = any(f"not {one}" in theirs for one in given) or any(f"not {one}" in given for one in theirs)
+    for name, part, terms in _announced(file if file.exists() else ROOT / "roles/common/tasks/apply.yml"):
+        for other, earlier in seen.get(part, ()):
+            exclusive = any(f"not {term}" in earlier for term in terms) or any(
+                f"not {term}" in terms for term in earlier
+            )
             assert exclusive, (other, name)
-        seen.setdefault(what, []).append((name, given))
+        seen.setdefault(part, []).append((name, terms))
     assert seen or role.name == "preflight"
 
 
@@ -337,10 +339,10 @@ def _expected_tasks(tree: ast.Module) -> Iterator[str]:
     }
     for node in ast.walk(tree):
         inner = [*ast.walk(node)] if isinstance(node, ast.Compare | ast.BinOp) else []
-        if any(isinstance(one, ast.Attribute) and one.attr == "changed" for one in inner):
-            found = {one.value for one in inner if isinstance(one, ast.Constant)}
-            found |= {constants.get(one.id) for one in inner if isinstance(one, ast.Name)}
-            yield from (text for text in found if isinstance(text, str) and re.match("[A-Z].* ", text))
+        if any(isinstance(part, ast.Attribute) and part.attr == "changed" for part in inner):
+            names = {part.value for part in inner if isinstance(part, ast.Constant)}
+            names |= {constants.get(part.id) for part in inner if isinstance(part, ast.Name)}
+            yield from (text for text in names if isinstance(text, str) and re.match("[A-Z].* ", text))
 
 
 def test_tests_on_nodes_expect_tasks_that_exist() -> None:

@@ -117,25 +117,25 @@ def sources(room: str) -> list[Path]:
 def test_room_imports_only_what_it_may(room: str) -> None:
     rooms = rooms_on_disk()
     wrong = {
-        str(path.relative_to(REPOSITORY)): found
+        str(path.relative_to(REPOSITORY)): imports
         for path in sources(room)
-        if path.parent != ON_NODES and (found := forbidden(room, path.read_text(encoding="utf-8"), rooms))
+        if path.parent != ON_NODES and (imports := forbidden(room, path.read_text(encoding="utf-8"), rooms))
     }
     assert wrong == {}
 
 
 def test_what_goes_to_nodes_imports_itself_and_the_standard_library() -> None:
-    own = {path.stem for path in ON_NODES.glob("*.py")}
+    siblings = {path.stem for path in ON_NODES.glob("*.py")}
     wrong = set()
     for path in ON_NODES.glob("*.py"):
         for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(statement, ast.ImportFrom) and statement.level:
                 names = [statement.module] if statement.module else [alias.name for alias in statement.names]
-                wrong |= {f"{path.name}: .{name}" for name in names if statement.level > 1 or name not in own}
+                wrong |= {f"{path.name}: .{name}" for name in names if statement.level > 1 or name not in siblings}
         modules = imported_modules(path.read_text(encoding="utf-8"))
         roots = {module.split(".")[0] for module in modules if module != "<relative>"}
         wrong |= {f"{path.name}: {root}" for root in roots - sys.stdlib_module_names}
-    assert len(own) > 20
+    assert len(siblings) > 20
     assert not wrong
 
 

@@ -84,10 +84,10 @@ def test_files_are_opened_by_file_access_or_where_only_root_writes() -> None:
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_an_exception_names_no_folder_of_users(name: str) -> None:
     tree = sources()[name]
-    texts = [one.value for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [text for text in texts if OF_USERS.match(text)] == []
     assert not {"expanduser", "home", "pw_dir", "gettempdir"} & {
-        one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
     } - ({"pw_dir"} if name.endswith("ssh_state.py") else set()), "homes are read through file_access.limited"
     folders = {parent for text in texts if re.fullmatch(r"/[\w./-]+", text) for parent in Path(text).parents}
     for folder in folders:

@@ -75,20 +75,20 @@ def test_a_recorded_bundle_obeys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "keys"),
     [("report", ("status",)), ("report", ("nodes", 0, "findings", 0, "check")), ("bundle", ("commands",))],
 )
 def test_the_schema_refuses_what_lacks_a_part(
-    name: str, place: tuple[str | int, ...], capsys: pytest.CaptureFixture[str]
+    name: str, keys: tuple[str | int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name == "bundle":
         document: Any = driver_node()
     else:
         document = printed(capsys, "validate", "--replay", str(DRIVER_NODE), "--format", "json")
     inner = document
-    for key in place[:-1]:
+    for key in keys[:-1]:
         inner = inner[key]
-    del inner[place[-1]]
+    del inner[keys[-1]]
     with pytest.raises(jsonschema.ValidationError):
         obeys(document, name)
 

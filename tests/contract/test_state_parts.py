@@ -32,7 +32,7 @@ def keys(part: str) -> set[str]:
     """The commands in a bundle that the sources of a part write."""
     names = {row[0] for table in TABLES for row in getattr(script, table)}
     written = {source for source in PARTS[part].sources if source in names}
-    for source in (one for one in script.PASSIVE if one.__name__ in PARTS[part].sources):
+    for source in (source for source in script.PASSIVE if source.__name__ in PARTS[part].sources):
         probe = Recorder()
         source(probe)
         written |= probe.commands.keys()
@@ -43,8 +43,8 @@ class Recorder(script.Probe):
     """A probe of an empty folder that records what a source would run; each device is there, and no command answers."""
 
     def __init__(self) -> None:
-        self.place = tempfile.TemporaryDirectory(prefix="gpunode-parts-")
-        root = Path(self.place.name)
+        self.temporary = tempfile.TemporaryDirectory(prefix="gpunode-parts-")
+        root = Path(self.temporary.name)
         for path in ("run/docker.pid", "dev/ipmi0", "sys/class/nvme/nvme0/model"):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).touch()
@@ -68,7 +68,7 @@ def recorded() -> tuple[dict[str, Any], ...]:
 def facts_without(document: dict[str, Any], parts: tuple[str, ...] = ()) -> dict[str, Any]:
     """The facts of a bundle from a probe that left out what belongs to some parts."""
     left_out = set().union(*map(keys, parts))
-    commands = {key: one for key, one in document["commands"].items() if key not in left_out}
+    commands = {key: answer for key, answer in document["commands"].items() if key not in left_out}
     bundle = Bundle.from_json(json.dumps({**document, "commands": commands, "results": []}), "a test")
     return facts_from_bundle(bundle).model_dump(mode="json")
 
@@ -102,8 +102,8 @@ def test_only_the_facts_of_a_part_depend_on_its_sources(part: str) -> None:
 def test_the_program_without_parts_leaves_out_their_sources_and_no_others() -> None:
     def read(unread: frozenset[str]) -> dict[str, Any]:
         argv, text = [sys.executable, "-I", "-"], probe_text(unread)
-        found = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=120, check=True)
-        commands: dict[str, Any] = json.loads(found.stdout)["commands"]
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=120, check=True)
+        commands: dict[str, Any] = json.loads(done.stdout)["commands"]
         return commands
 
     assert probe_text(()) == probe_text(("packages",)) == Path(script.__file__).read_text(encoding="utf-8")
@@ -116,21 +116,21 @@ def test_the_program_without_parts_leaves_out_their_sources_and_no_others() -> N
 @cache
 def states() -> dict[str, tuple[Machine, ...]]:
     """The nodes of the snapshots before and after each role, and with the facts of a simulated node, by role."""
-    found: dict[str, list[Machine]] = {role: [] for role in ORDER}
+    by_role: dict[str, list[Machine]] = {role: [] for role in ORDER}
     for manager in ("apt", "dnf"):
         machine = Machine(manager)
         for role in ORDER:
-            found[role].append(copy.deepcopy(machine))
+            by_role[role].append(copy.deepcopy(machine))
             for _ in range(5):
                 now = machine.plan(role)
                 if now.refusals or not machine.pending(now):
                     break
                 machine.apply(now)
-                found[role].append(copy.deepcopy(machine))
+                by_role[role].append(copy.deepcopy(machine))
         everywhere = [machine, *(with_facts(machine, document) for document in recorded()[: effort(3, len(NODES))])]
         for role in ORDER:
-            found[role] += copy.deepcopy(everywhere)
-    return {role: tuple(machines) for role, machines in found.items()}
+            by_role[role] += copy.deepcopy(everywhere)
+    return {role: tuple(machines) for role, machines in by_role.items()}
 
 
 def with_facts(machine: Machine, document: dict[str, Any]) -> Machine:

@@ -38,7 +38,7 @@ def test_every_part_is_there_with_its_path(
     for part in layout.parts:
         assert set(part.bridges) <= bridges
         if part.kind == "gpu":
-            assert [one.state for one in part.nvlinks] == ["active"] * nvlinks
+            assert [link.state for link in part.nvlinks] == ["active"] * nvlinks
     assert all(len(row) == len(layout.labels) for row in layout.connections)
     assert sum(label.startswith("gpu") for label in layout.labels) == kinds.get("gpu", 0)
 
@@ -56,16 +56,16 @@ def test_the_speed_of_an_idle_gpu_does_not_make_equal_nodes_different() -> None:
 
 def test_measured_matrices_are_kept_by_gpu_and_simulated_ones_are_not() -> None:
     assert identity(hgx()).matrices == ()
-    found = {matrix.title: matrix for matrix in identity(hgx_measured()).matrices}
-    assert {matrix.origin for matrix in found.values()} == {"copy.peer", "tools.nvbandwidth"}
-    for matrix in found.values():
+    matrices = {matrix.title: matrix for matrix in identity(hgx_measured()).matrices}
+    assert {matrix.origin for matrix in matrices.values()} == {"copy.peer", "tools.nvbandwidth"}
+    for matrix in matrices.values():
         assert len(matrix.labels) == len(matrix.rows) == 8
         assert all(
             (cell is None) is (row == column)
             for row, cells in enumerate(matrix.rows)
             for column, cell in enumerate(cells)
         )
-    assert found["GPU to GPU, one direction"].labels[:2] == ("gpu0", "gpu1")
+    assert matrices["GPU to GPU, one direction"].labels[:2] == ("gpu0", "gpu1")
     simulated = hgx_measured() | {"simulated": True}
     assert identity(simulated).matrices == ()
 
