@@ -84,8 +84,8 @@ class Namespace:
         """The command lines of all processes in its PID namespace, without its first process and sshd's own."""
         output = call("nsenter", "-t", str(self.pid), "-p", "-m", "ps", "-e", "-ww", "-o", "pid=,args=", check=False)
         rows = [line.split(None, 1) for line in output.splitlines()]
-        own = ("sshd", "/usr/sbin/sshd", "ps -e", "[")
-        return [row[1] for row in rows if len(row) == 2 and row[0] != "1" and not row[1].startswith(own)]
+        prefixes = ("sshd", "/usr/sbin/sshd", "ps -e", "[")
+        return [row[1] for row in rows if len(row) == 2 and row[0] != "1" and not row[1].startswith(prefixes)]
 
     def end(self) -> None:
         """End its first process, and with it all others."""
@@ -192,7 +192,7 @@ class FabricNodes:
             "--pid",
             "--mount",
             "--mount-proc",
-            program=[*program, *(str(self.folder / one) for one in ("hosts", "home", f"{name}/cgroups")), *packages],
+            program=[*program, *(str(self.folder / path) for path in ("hosts", "home", f"{name}/cgroups")), *packages],
         )
         self.nodes[name] = node
         self._stack.callback(node.end)
@@ -240,9 +240,9 @@ class FabricNodes:
             "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "64kb", "limit", "1mb"
         )
 
-    def slow_pair(self, one: str, other: str) -> None:
+    def slow_pair(self, first: str, other: str) -> None:
         """Slow down what two nodes send to each other."""
-        for name, to in ((one, other), (other, one)):
+        for name, to in ((first, other), (other, first)):
             tc = [
                 ("tc", *words.split()) for words in PAIR.format(fast=FAST, slow=SLOW, to=self.address(to)).splitlines()
             ]
@@ -260,7 +260,7 @@ class FabricNodes:
         pids = _below(root)
         for pid in pids:
             children = sorted(child for child in pids if _parent(child) == pid)
-            if len(children) == number and all("payload.pyz" in _args(one) for one in (pid, *children)):
+            if len(children) == number and all("payload.pyz" in _args(process) for process in (pid, *children)):
                 return children
         return []
 
@@ -269,8 +269,8 @@ class FabricNodes:
     def command(self, *words: str) -> list[str]:
         """The command line of ``validate --fabric``, in the switch's network."""
         gpunode = [sys.executable, "-m", "gpunode", "validate", "--fabric", "-i", str(self.folder / "inventory.json")]
-        own = [] if "--engine" in words else ["--no-container"]
-        return ["nsenter", "-t", str(self.switch.pid), "-n", "-m", *gpunode, *own, *words]
+        defaults = [] if "--engine" in words else ["--no-container"]
+        return ["nsenter", "-t", str(self.switch.pid), "-n", "-m", *gpunode, *defaults, *words]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -324,27 +324,27 @@ def _connected(pid: int) -> bool:
         for family in ("tcp", "tcp6"):
             rows = Path(f"/proc/{pid}/net/{family}").read_text(encoding="ascii").splitlines()[1:]
             inodes |= {f"socket:[{row.split()[9]}]" for row in rows}
-        return any(str(one.readlink()) in inodes for one in Path(f"/proc/{pid}/fd").iterdir())
+        return any(str(link.readlink()) in inodes for link in Path(f"/proc/{pid}/fd").iterdir())
     return False
 
 
 def _below(pid: int) -> list[int]:
-    found, waiting = [], [pid]
+    pids, waiting = [], [pid]
     while waiting:
-        one = waiting.pop()
+        current = waiting.pop()
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
+            for task in Path(f"/proc/{current}/task").iterdir():
                 waiting += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
-        found.append(one)
-    return found
+        pids.append(current)
+    return pids
 
 
 def named(report: dict[str, Any], *statuses: str) -> dict[str, set[str]]:
     """Checks with these statuses, by node."""
     return {
-        node["host"]: {one["check"] for one in node["findings"] if one["status"] in statuses}
+        node["host"]: {finding["check"] for finding in node["findings"] if finding["status"] in statuses}
         for node in report["nodes"]
-        if any(one["status"] in statuses for one in node["findings"])
+        if any(finding["status"] in statuses for finding in node["findings"])
     }
 
 
@@ -367,8 +367,8 @@ def while_running(act: Callable[[threading.Event], None]) -> Iterator[None]:
 def wait_for(over: threading.Event, look: Callable[[], list[int]]) -> list[int]:
     """The processes as soon as there are some."""
     while not over.wait(0.1):
-        if found := look():
-            return found
+        if pids := look():
+            return pids
     return []
 
 
@@ -413,8 +413,8 @@ def hanging_rank(
     """Stop a rank of several of a node for good, seconds after its rendezvous, or before it."""
 
     def look() -> list[int]:
-        there = nodes.ranks(name, number)[local : local + 1]
-        return _met(nodes, name, local, number) if after_s is not None else there
+        pids = nodes.ranks(name, number)[local : local + 1]
+        return _met(nodes, name, local, number) if after_s is not None else pids
 
     def act(over: threading.Event) -> None:
         pids = wait_for(over, look)
@@ -445,9 +445,9 @@ def shaped(nodes: FabricNodes, **rates: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pair(nodes: FabricNodes, one: str, other: str) -> Iterator[None]:
+def pair(nodes: FabricNodes, first: str, other: str) -> Iterator[None]:
     """One slow pair for the time of a run."""
-    nodes.slow_pair(one, other)
+    nodes.slow_pair(first, other)
     yield
 
 
@@ -464,8 +464,8 @@ def mtu(nodes: FabricNodes, name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _both(*made: contextlib.AbstractContextManager[None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for one in made:
-            stack.enter_context(one)
+        for fault in made:
+            stack.enter_context(fault)
         yield
 
 
@@ -514,20 +514,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--healthy", type=int, default=0)
     parser.add_argument("faults", nargs="*", help="words that their names contain")
-    given = parser.parse_args()
+    options = parser.parse_args()
     python = os.environ["GPUNODE_TORCH_PYTHON"]
     words = ("--ranks", "4", "--links-only", "--minutes", "6")
     with tempfile.TemporaryDirectory() as folder, FabricNodes(Path(folder), python) as nodes:
         for name, (make, expected, more) in FAULTS.items():
-            if not any(word in name for word in given.faults):
+            if not any(word in name for word in options.faults):
                 continue
             nodes.shape()
             began = time.monotonic()
             with make(nodes):
                 code, report = nodes.run(*words, *more)
             took = time.monotonic() - began
-            found = named(report, "fail", "warn", "error")
-            bad = {node: checks - {"nodes.links"} for node, checks in found.items()}
+            by_node = named(report, "fail", "warn", "error")
+            bad = {node: checks - {"nodes.links"} for node, checks in by_node.items()}
             bad = {node: checks for node, checks in bad.items() if checks}
             verdict = "as expected" if bad == expected else f"expected {expected}"
             fabric = report["fabric"] or {}
@@ -535,7 +535,7 @@ def main() -> None:
             print("   ", nodes.left(), flush=True)
         nodes.shape()
         seconds, rounds, suspects = [], [], 0
-        for _ in range(given.healthy):
+        for _ in range(options.healthy):
             began = time.monotonic()
             code, report = nodes.run(*words)
             seconds.append(time.monotonic() - began)
@@ -546,7 +546,7 @@ def main() -> None:
                 flush=True,
             )
         if seconds:
-            row = (given.healthy, suspects, statistics.median(rounds), max(rounds), statistics.median(seconds))
+            row = (options.healthy, suspects, statistics.median(rounds), max(rounds), statistics.median(seconds))
             print("| none, {} runs | {} suspects | {} ({}) | {:.0f} s |".format(*row))
 
 

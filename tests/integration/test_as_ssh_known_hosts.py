@@ -232,9 +232,9 @@ def test_no_file_makes_gpunode_accept_what_ssh_refuses(
     files = [*grammar.variants()]
     files = chance.sample(files, effort(10, len(files))) + [grammar.mixed(chance) for _ in range(effort(4, 100))]
     answers = [(text, judges.ssh(text + b"\n"), judges.gpunode(text + b"\n")) for text in files]
-    weaker = [text[:300] for text, ssh, ours in answers if ours and not ssh]
+    weaker = [text[:300] for text, ssh, gpunode in answers if gpunode and not ssh]
     accepted = sum(ssh for _, ssh, _ in answers)
-    both = sum(ssh and ours for _, ssh, ours in answers)
+    both = sum(ssh and gpunode for _, ssh, gpunode in answers)
     print(f"\n{setting}: {len(files)} files, ssh accepts {accepted}, gpunode {both} of them, weaker: {len(weaker)}")
     assert 0 < both <= accepted
     assert weaker == []

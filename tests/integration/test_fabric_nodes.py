@@ -39,14 +39,14 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FabricNodes]:
     words = ("unshare", "--net", "--uts", "--pid", "--mount", "--fork", "--mount-proc", "true")
     if subprocess.run(words, capture_output=True, timeout=30, check=False).returncode:
         pytest.skip("no mount namespace here")
-    with FabricNodes(tmp_path_factory.mktemp("fabric"), str(PYTHON)) as found:
-        yield found
+    with FabricNodes(tmp_path_factory.mktemp("fabric"), str(PYTHON)) as started:
+        yield started
 
 
 def suspects(report: dict[str, Any]) -> dict[str, set[str]]:
     """What is named on each node, without that other nodes have no verdict."""
-    found = {node: checks - {"nodes.links"} for node, checks in named(report, "fail", "warn", "error").items()}
-    return {node: checks for node, checks in found.items() if checks}
+    by_node = {node: checks - {"nodes.links"} for node, checks in named(report, "fail", "warn", "error").items()}
+    return {node: checks for node, checks in by_node.items() if checks}
 
 
 def none_left(nodes: FabricNodes, limit_s: float = GONE_S) -> bool:
@@ -63,7 +63,7 @@ def test_healthy_nodes_pass_everything(nodes: FabricNodes) -> None:
     code, report = nodes.run("--ranks", "2", "--minutes", "10")
     assert (code, named(report, "fail", "warn", "error")) == (0, {})
     assert {node["host"] for node in report["nodes"]} == set(nodes.names)
-    assert {one["name"] for one in report["fabric"]["collectives"]} >= {"all-reduce", "all-to-all", "send-recv"}
+    assert {row["name"] for row in report["fabric"]["collectives"]} >= {"all-reduce", "all-to-all", "send-recv"}
     assert report["fabric"]["ranks"] == 8
     assert none_left(nodes)
 

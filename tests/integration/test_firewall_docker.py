@@ -112,8 +112,8 @@ def test_published_ports_follow_the_policy_and_containers_go_on(world: World, en
         assert world.scan(CLUSTER, [*both], version=version) == both
         assert world.scan(FOREIGN, [*both], version=version) == {}
         assert world.scan(ADMIN, [*both], version=version) == {}
-    for place in (f"{BRIDGE}:8081", "10.99.3.1:8080"):
-        assert engine.run("--rm", "host", str(PYTHON), "-I", "-c", FETCH.format(place)) == "200\n"
+    for address in (f"{BRIDGE}:8081", "10.99.3.1:8080"):
+        assert engine.run("--rm", "host", str(PYTHON), "-I", "-c", FETCH.format(address)) == "200\n"
     closed = "import socket; print(socket.socket().connect_ex(('10.99.3.2', 4444)))"
     assert engine.run("--rm", "host", str(PYTHON), "-I", "-c", closed) == "111\n"
     assert engine.rules() == before

@@ -120,8 +120,8 @@ def test_templates_are_resolved_by_ansible(folder: Path) -> None:
         "all:\n  vars: {site: lab, ansible_host: '{{ inventory_hostname }}.{{ site }}', ansible_ssh_args: -F none}\n"
         "  hosts:\n    gpu1: {}\n    gpu2: {ansible_port: '{{ 2000 + 22 }}', note: '{{ undefined_one }}'}\n"
     )
-    one, two = targets_from_inventory(["t.yml"])
-    assert (one.address, two.address, two.port) == ("gpu1.lab", "gpu2.lab", 2022)
+    first, second = targets_from_inventory(["t.yml"])
+    assert (first.address, second.address, second.port) == ("gpu1.lab", "gpu2.lab", 2022)
 
 
 @pytest.mark.usefixtures("no_settings")
@@ -169,11 +169,11 @@ def test_settings_of_an_ansible_cfg_are_read(folder: Path) -> None:
         "[defaults]\nremote_user = cfg-user\nhost_key_checking = False\n[ssh_connection]\nssh_args = -F none -p 2211\n"
         "[privilege_escalation]\nbecome_method = doas\n"
     )
-    found = inventory.settings(SETTINGS)
-    assert found["ssh.remote_user"] == "cfg-user"
-    assert found["ssh.host_key_checking"] is False
-    assert found["ssh.ssh_args"] == "-F none -p 2211"
-    assert found["base.DEFAULT_BECOME_METHOD"] == "doas"
+    settings = inventory.settings(SETTINGS)
+    assert settings["ssh.remote_user"] == "cfg-user"
+    assert settings["ssh.host_key_checking"] is False
+    assert settings["ssh.ssh_args"] == "-F none -p 2211"
+    assert settings["base.DEFAULT_BECOME_METHOD"] == "doas"
     with pytest.raises(UsageError, match=r"host gpu1: .*DEFAULT_BECOME_METHOD of Ansible's configuration = 'doas'"):
         targets_from_inventory(["hosts.yml"], "gpu1")
 
@@ -186,7 +186,7 @@ def dumped(kind: str) -> dict[str, Any]:
         subprocess.run(argv, capture_output=True, timeout=60, check=True, env=ansible_environment()).stdout
     )
     if kind != "base":
-        entries = [entry for plugin in entries for found in plugin.values() for entry in found]
+        entries = [entry for plugin in entries for rows in plugin.values() for entry in rows]
     return {entry["name"]: entry["value"] for entry in entries if "name" in entry}
 
 
@@ -229,8 +229,8 @@ def test_a_setting_of_another_type_is_refused_in_one_line(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh: apt-get install openssh-client")
 def test_targets_from_an_inventory(folder: Path) -> None:
-    one, two = targets_from_inventory(["hosts.yml"], "gpus")
-    assert [(target.name, target.address, target.become) for target in (one, two)] == [
+    first, second = targets_from_inventory(["hosts.yml"], "gpus")
+    assert [(target.name, target.address, target.become) for target in (first, second)] == [
         ("gpu1", "192.0.2.1", True),
         ("gpu2", "192.0.2.2", True),
     ]

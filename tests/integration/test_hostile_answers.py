@@ -83,10 +83,10 @@ def constants(*files: Path) -> set[str]:
 
 def options() -> dict[str, dict[str, Any]]:
     """Each variable of the roles, with its specification."""
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for file in ROOT.glob("roles/*/meta/argument_specs.yml"):
-        found |= yaml.safe_load(file.read_text())["argument_specs"]["main"]["options"]
-    return found
+        by_name |= yaml.safe_load(file.read_text())["argument_specs"]["main"]["options"]
+    return by_name
 
 
 def expressions(value: Any, key: str = "") -> Iterator[str]:
@@ -102,8 +102,8 @@ def expressions(value: Any, key: str = "") -> Iterator[str]:
 def own_names() -> set[str]:
     """What tasks and action plugins of the collection read, and what they register."""
     files = [*ROOT.glob("roles/*/*/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
-    found = "\n".join(text for file in files for text in expressions(yaml.safe_load(file.read_text())))
-    return set(re.findall(r"(?<![.'\"\w])[A-Za-z_]\w*", found)) | constants(
+    templates = "\n".join(text for file in files for text in expressions(yaml.safe_load(file.read_text())))
+    return set(re.findall(r"(?<![.'\"\w])[A-Za-z_]\w*", templates)) | constants(
         *ROOT.glob("plugins/action/*.py"), *ROOT.glob("plugins/plugin_utils/*.py")
     )
 
@@ -150,7 +150,7 @@ def added(path: str, seed: int) -> dict[str, Any]:
 
 def states(present: Sequence[str]) -> dict[str, str]:
     """Variables with which these roles alone change something."""
-    variables = {name: "absent" for name, one in options().items() if "absent" in one.get("choices", ())}
+    variables = {name: "absent" for name, option in options().items() if "absent" in option.get("choices", ())}
     return variables | {f"{role}_state": "present" for role in present}
 
 

@@ -27,33 +27,33 @@ NAMESPACE = 'mount --bind {0}/passwd /etc/passwd && mount --bind {0}/shadow /etc
     reason="needs mount namespaces, for users that exist in the test alone",
 )
 def test_users_neither_stop_the_role_nor_lead_it_away(start_sshd: Callable[..., Server]) -> None:
-    with world() as place:
-        users = {name: (4001 + number, place.root / name) for number, name in enumerate(WAYS)}
+    with world() as tree:
+        users = {name: (4001 + number, tree.root / name) for number, name in enumerate(WAYS)}
         for name, (uid, home) in users.items():
             keys = home / ".ssh" / "authorized_keys"
             keys.parent.mkdir(parents=True)
-            place.put(keys, WAYS[name], last=True)
+            tree.put(keys, WAYS[name], last=True)
             if name == "good":
                 keys.write_text("ssh-ed25519 AAAA own-words\n")
             for path in (home, home / ".ssh", *([keys] if name != "hard" else [])):
                 os.lchown(path, uid, 1)
         lines = "".join(f"{name}:x:{uid}:1::{home}:/bin/sh\n" for name, (uid, home) in users.items())
-        (place.precious / "passwd").write_text(Path("/etc/passwd").read_text() + lines)
-        (place.precious / "shadow").write_text(
+        (tree.precious / "passwd").write_text(Path("/etc/passwd").read_text() + lines)
+        (tree.precious / "shadow").write_text(
             f"root:*:1::::::\n{''.join(f'{name}:!:1::::::{chr(10)}' for name in users)}"
         )
-        before = place.snapshot()
-        command = f"unshare --mount sh -c '{NAMESPACE.format(place.precious)}'"
+        before = tree.snapshot()
+        command = f"unshare --mount sh -c '{NAMESPACE.format(tree.precious)}'"
         server = start_sshd(f"ForceCommand {command}", "Subsystem sftp internal-sftp")
         done = subprocess.run(
-            playbook(place.root, server, users), cwd=ROOT, check=False, capture_output=True, text=True, timeout=300,
+            playbook(tree.root, server, users), cwd=ROOT, check=False, capture_output=True, text=True, timeout=300,
             env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
         )  # fmt: skip
         output = done.stdout + done.stderr
         assert done.returncode == 0, output[-3000:]
         assert SECRET not in output
         assert "own-words" not in output
-        assert place.snapshot() == before
+        assert tree.snapshot() == before
         for name, words in {
             "linked": "is a symbolic link",
             "piped": "is a named pipe",

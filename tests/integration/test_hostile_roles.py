@@ -36,7 +36,7 @@ def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 def expressions() -> dict[str, str]:
     """Every text with a template in the tasks of the roles, by a name."""
-    found: list[str] = []
+    templates: list[str] = []
     for file in sorted(ROOT.glob("roles/*/tasks/*.yml")):
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
         for path in leaves(document):
@@ -44,22 +44,22 @@ def expressions() -> dict[str, str]:
             for key in path:
                 value = value[key]
             if "{{" in value or path[-1] in ("when", "that", "changed_when", "failed_when"):
-                found.append(value if "{{" in value else f"{{{{ {value} }}}}")
-    return {f"hostile_{number}": text for number, text in enumerate(dict.fromkeys(found))}
+                templates.append(value if "{{" in value else f"{{{{ {value} }}}}")
+    return {f"hostile_{number}": text for number, text in enumerate(dict.fromkeys(templates))}
 
 
 def hostile_results(texts: Iterable[str], text: str) -> dict[str, Any]:
     """The registered results that expressions read, with the payload in every field that they name."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, path in re.findall(r"\b(__\w+)((?:\.\w+|\['\w+'\])+)", "\n".join(texts)):
-        place = found.setdefault(name, {})
+        inner = results.setdefault(name, {})
         *parents, last = re.findall(r"\w+", path)
         for key in parents:
-            if not isinstance(place.get(key), dict):
-                place[key] = {}
-            place = place[key]
-        place.setdefault(last, [text, {"path": text, "content": text, "argv": [text]}] if last.endswith("s") else text)
-    return found
+            if not isinstance(inner.get(key), dict):
+                inner[key] = {}
+            inner = inner[key]
+        inner.setdefault(last, [text, {"path": text, "content": text, "argv": [text]}] if last.endswith("s") else text)
+    return results
 
 
 def play(folder: Path, results: Iterable[str], names: list[str]) -> list[dict[str, Any]]:
@@ -87,20 +87,20 @@ def test_nothing_of_a_node_is_a_template_in_a_role(tmp_path: Path) -> None:
     marker, control = tmp_path / "MARKER", tmp_path / "CONTROL"
     texts = expressions()
     assert len(texts) > 50
-    own = {
+    variables = {
         name: text
         for file in ROOT.glob("roles/*/vars/main.yml")
         for name, text in (yaml.safe_load(file.read_text()) or {}).items()
     }
-    results = hostile_results([*texts.values(), *map(str, own.values())], payload(marker))
-    results = {name: value for name, value in results.items() if name not in own}
+    results = hostile_results([*texts.values(), *map(str, variables.values())], payload(marker))
+    results = {name: value for name, value in results.items() if name not in variables}
     assert {"__common_plan", "__nvidia_driver_built", "__nvidia_driver_staging"} <= results.keys()
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / "expressions.yml").write_text(
         yaml.safe_dump({**texts, "control": f"{{{{ lookup('pipe', 'touch {control}') }}}}"})
     )
     playbook = tmp_path / "play.yml"
-    playbook.write_text(yaml.safe_dump(play(tmp_path, results, sorted(own) + sorted(texts))))
+    playbook.write_text(yaml.safe_dump(play(tmp_path, results, sorted(variables) + sorted(texts))))
     done = subprocess.run(
         [ansible_program("ansible-playbook"), "-i", "node1,", "-c", "local", str(playbook),
          "-e", json.dumps({"ansible_python_interpreter": sys.executable})],

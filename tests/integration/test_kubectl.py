@@ -54,8 +54,8 @@ def served(api: Api) -> Iterator[KubernetesScheduler]:
     environment = {**os.environ, "KUBECONFIG": "/dev/null"}
 
     def kubectl(argv: Sequence[str], stdin: str | None) -> Completed:
-        asked = [argv[0], f"--server=http://127.0.0.1:{server.server_port}", *argv[1:]]
-        return run(asked, timeout_s=60, env=environment, stdin=stdin)
+        command = [argv[0], f"--server=http://127.0.0.1:{server.server_port}", *argv[1:]]
+        return run(command, timeout_s=60, env=environment, stdin=stdin)
 
     try:
         yield KubernetesScheduler(kubectl)
@@ -66,20 +66,20 @@ def served(api: Api) -> Iterator[KubernetesScheduler]:
 def test_a_node_through_a_drain() -> None:
     before = node("gpu-1")
     api = Api(before, [pod("exporter", "DaemonSet"), pod("train"), pod("infer"), pod("notebook", None)])
-    with served(api) as one:
-        one.drain("gpu-1", DRAIN_ID)
-        assert one.state("gpu-1", DRAIN_ID).service is Availability.OURS
-        assert one.state("gpu-1", "another").service is Availability.FOREIGN
+    with served(api) as scheduler:
+        scheduler.drain("gpu-1", DRAIN_ID)
+        assert scheduler.state("gpu-1", DRAIN_ID).service is Availability.OURS
+        assert scheduler.state("gpu-1", "another").service is Availability.FOREIGN
         api.budget = True
-        assert "disruption budget" in one.busy("gpu-1", DRAIN_ID)
+        assert "disruption budget" in scheduler.busy("gpu-1", DRAIN_ID)
         api.budget = False
-        one.busy("gpu-1", DRAIN_ID)
-        assert one.busy("gpu-1", DRAIN_ID) == "pods: ml/notebook"
-        assert [one["metadata"]["name"] for one in api.pods] == ["exporter", "notebook"]
+        scheduler.busy("gpu-1", DRAIN_ID)
+        assert scheduler.busy("gpu-1", DRAIN_ID) == "pods: ml/notebook"
+        assert [manifest["metadata"]["name"] for manifest in api.pods] == ["exporter", "notebook"]
         api.pods.pop()
-        assert one.busy("gpu-1", DRAIN_ID) == ""
-        one.resume("gpu-1", DRAIN_ID)
-        assert one.state("gpu-1", DRAIN_ID).service is Availability.IN_SERVICE
+        assert scheduler.busy("gpu-1", DRAIN_ID) == ""
+        scheduler.resume("gpu-1", DRAIN_ID)
+        assert scheduler.state("gpu-1", DRAIN_ID).service is Availability.IN_SERVICE
         assert api.node["spec"] == before["spec"]
         with pytest.raises(SchedulerError, match="could not find"):
-            one.state("gpu-9", DRAIN_ID)
+            scheduler.state("gpu-9", DRAIN_ID)

@@ -57,8 +57,8 @@ print(fp8.wrong_elements(torch, torch.device("cpu")))
 }
 
 
-@pytest.mark.parametrize("what", list(WITHOUT_A_GPU))
-def test_what_a_gpu_computes_is_compared_rightly(archive: Path, what: str) -> None:
+@pytest.mark.parametrize("part", list(WITHOUT_A_GPU))
+def test_what_a_gpu_computes_is_compared_rightly(archive: Path, part: str) -> None:
     """The arithmetic of parts that need a GPU, on the processor, with the payload as it is sent."""
-    text, printed = WITHOUT_A_GPU[what]
+    text, printed = WITHOUT_A_GPU[part]
     assert program(archive, f"import torch{text}") == printed

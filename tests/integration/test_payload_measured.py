@@ -34,18 +34,18 @@ def test_every_measurement_gives_a_record_of_its_shape(archive: Path, tmp_path: 
     )
     *lines, end = [json.loads(line) for line in answer.stdout.splitlines()]
     reported = [line for line in lines if line["record"] == "progress"]
-    found = [Record.model_validate(line) for line in lines if line["record"] != "progress"]
-    assert end == {"record": "end", "records": len(found)}
+    records = [Record.model_validate(line) for line in lines if line["record"] != "progress"]
+    assert end == {"record": "end", "records": len(records)}
     assert len(reported) == 10
-    assert {record.record for record in found} == MEASURED
-    for record in found:
+    assert {record.record for record in records} == MEASURED
+    for record in records:
         assert (record.error, record.undetermined) == (None, None), record
         if record.skipped is None:
             values = values_of(record, VALUES[record.record])
             assert not isinstance(values, str), values
             assert record.device == "cpu"
             assert set(record.values) <= set(type(values).model_fields), record.record
-    (read,) = [record for record in found if record.record == "input.pipeline"]
+    (read,) = [record for record in records if record.record == "input.pipeline"]
     assert {row["state"] for row in read.values["loaders"]} >= {"hot"}
     assert read.values["advised_workers"] is not None
     assert len(list(data.iterdir())) == 8

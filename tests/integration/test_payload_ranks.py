@@ -147,9 +147,9 @@ def ranks(archive: Path, size: int, parts: str, limit_s: float = 20, **fault: An
 def test_bad_links_among_eight_ranks_are_named(
     archive: Path, links: list[list[int]], how: str, verdict: str | None
 ) -> None:
-    found = ranks(archive, 8, "pairs", links=links, how=how)["pairs"]
-    assert found["error"] is None
-    values = PairsValues.model_validate(found["values"])
+    pairs = ranks(archive, 8, "pairs", links=links, how=how)["pairs"]
+    assert pairs["error"] is None
+    values = PairsValues.model_validate(pairs["values"])
     named = [list(bad.ranks) for bad in values.bad if bad.verdict == verdict]
     assert sorted(named) == sorted(links)
     # Fewer rounds than the seven in which all 28 pairs could be tried; on a busy machine one more pair may be slow.
@@ -159,20 +159,20 @@ def test_bad_links_among_eight_ranks_are_named(
 
 @pytest.mark.parametrize("dies", [0, 2])
 def test_a_rank_that_is_killed_is_named_and_later_parts_run(archive: Path, dies: int) -> None:
-    found = ranks(archive, 4, "all-reduce,broadcast", dies=dies, signal=9)
-    lost = found["all-reduce"]
+    parts = ranks(archive, 4, "all-reduce,broadcast", dies=dies, signal=9)
+    lost = parts["all-reduce"]
     assert lost["values"]["missing"] == [dies]
     assert f"rank {dies} crashed with SIGKILL" in lost["error"]
     assert lost["seconds"] < 2 * 20 + 10
-    assert found["broadcast"]["error"] is None
-    assert {row["wrong"] for row in found["broadcast"]["values"]["rows"]} == {0}
+    assert parts["broadcast"]["error"] is None
+    assert {row["wrong"] for row in parts["broadcast"]["values"]["rows"]} == {0}
 
 
 def test_a_rank_that_hangs_is_named_within_the_limit(archive: Path) -> None:
-    found = ranks(archive, 3, "all-reduce", limit_s=8, dies=1, signal=19)["all-reduce"]
-    assert found["values"]["missing"] == [1]
-    assert "did not return within" in found["error"]
-    assert found["seconds"] < 4 * 8 + 10
+    part = ranks(archive, 3, "all-reduce", limit_s=8, dies=1, signal=19)["all-reduce"]
+    assert part["values"]["missing"] == [1]
+    assert "did not return within" in part["error"]
+    assert part["seconds"] < 4 * 8 + 10
 
 
 ALONE = """
@@ -198,15 +198,15 @@ with socket.create_server(("127.0.0.1", 0)) as sock:
 @pytest.mark.parametrize("host", ["down", "unknown"])
 def test_a_rendezvous_that_does_not_answer_is_rank_0_within_the_limit(archive: Path, host: str) -> None:
     """Nothing listens at its port, or its name is unknown."""
-    found = program(archive, ALONE, host)
-    assert found["missing"] == [0], found
-    assert found["seconds"] < 40
-    assert "rank 0 of 2" in found["error"]
+    failure = program(archive, ALONE, host)
+    assert failure["missing"] == [0], failure
+    assert failure["seconds"] < 40
+    assert "rank 0 of 2" in failure["error"]
 
 
 def test_a_wrong_gradient_is_counted(archive: Path) -> None:
-    found = ranks(archive, 2, "replicated,sharded", learns_wrong=1)
-    for part in found.values():
+    parts = ranks(archive, 2, "replicated,sharded", learns_wrong=1)
+    for part in parts.values():
         values = TrainingValues.model_validate(part["values"])
         assert values.wrong == 1
         assert values.max_gradient_error is not None

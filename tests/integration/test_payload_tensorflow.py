@@ -68,8 +68,8 @@ def answer(*words: str | Path) -> list[Any]:
 
 
 def test_every_part_of_tensorflow_runs(archive: Path) -> None:
-    *found, _ = answer(archive, "--tests", "versions,frameworks")
-    records = {record.record: record for record in map(Record.model_validate, found)}
+    *lines, _ = answer(archive, "--tests", "versions,frameworks")
+    records = {record.record: record for record in map(Record.model_validate, lines)}
     values = {}
     for name, kind in (
         ("versions.tensorflow", TensorflowValues),

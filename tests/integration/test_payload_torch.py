@@ -45,9 +45,9 @@ def run(
         command = ["unshare", "--mount", "sh", "-c", small]
     environment = {**os.environ, "TMPDIR": str(archive.parent)}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True, env=environment)
-    *found, end = [json.loads(line) for line in answer.stdout.splitlines()]
-    assert end == {"record": "end", "records": len(found)}
-    return {record.record: record for record in map(Record.model_validate, found)}
+    *lines, end = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert end == {"record": "end", "records": len(lines)}
+    return {record.record: record for record in map(Record.model_validate, lines)}
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +102,12 @@ def test_a_pytorch_that_cannot_be_imported_fails_nothing(tmp_path: Path) -> None
     (site / "torch" / "__init__.py").write_text("raise OSError('libcublas.so.12: cannot open shared object file')")
     archive = tmp_path / "payload.pyz"
     archive.write_bytes(payload_zip())
-    found = run(archive, python=str(tmp_path / "v" / "bin" / "python"))
-    assert found["versions.torch"].undetermined == (
+    records = run(archive, python=str(tmp_path / "v" / "bin" / "python"))
+    assert records["versions.torch"].undetermined == (
         "PyTorch cannot be imported: OSError: libcublas.so.12: cannot open shared object file"
     )
-    assert {record.error for record in found.values()} == {None}
-    assert "versions.torch" in str(found["frameworks.tensor"].skipped)
+    assert {record.error for record in records.values()} == {None}
+    assert "versions.torch" in str(records["frameworks.tensor"].skipped)
 
 
 def test_a_function_is_compiled_where_it_can_be(records: dict[str, Record]) -> None:

@@ -109,7 +109,7 @@ def measured(archive: Path, folder: Path, before: Sequence[object] = ()) -> Inpu
     done = run_program(argv, limit_s=300, env={**os.environ, "TMPDIR": str(archive.parent)})
     assert done.returncode == 0, done.stderr
     records = [Record.model_validate_json(line) for line in done.stdout.splitlines() if '"input.pipeline"' in line]
-    (record,) = [one for one in records if one.record == "input.pipeline"]
+    (record,) = [record for record in records if record.record == "input.pipeline"]
     assert record.error is None, record.error
     values = values_of(record, InputValues)
     assert isinstance(values, InputValues), values
@@ -278,8 +278,8 @@ def test_a_profile_distinguishes_samples_that_sleep_from_samples_that_decode(
     words = [str(PYTHON), str(tmp_path / "train.py"), str(tmp_path), str(sleep_s)]
     options = ["--tool", "torch", "--warmup", "3", "--steps", "20", "--output", str(tmp_path / "profile")]
     assert gpunode(["profile", *options, "--format", "json", "--", *words]) == 0
-    found = json.loads(capfd.readouterr().out)
-    (row,) = [row for row in found["patterns"] if row["pattern"] == "data loading"]
+    report = json.loads(capfd.readouterr().out)
+    (row,) = [row for row in report["patterns"] if row["pattern"] == "data loading"]
     assert row["status"] == "look"
     assert ("wait" in row["cause"]) is waits, row
     assert ("num_workers" in row["change"]) or waits, row

@@ -40,9 +40,9 @@ def test_a_sleep_in_each_sample_is_named(
     words = [str(PYTHON), str(tmp_path / "train.py"), "0.02", str(workers), "3"]
     options = ["--tool", "torch", "--warmup", "3", "--steps", "6", "--output", str(tmp_path / "profile")]
     assert run(["profile", *options, "--format", "json", "--", *words]) == 1
-    found = json.loads(capfd.readouterr().out)
-    (row,) = [row for row in found["patterns"] if row["pattern"] == "data loading"]
-    assert (found["exit_code"], found["steps"], row["status"]) == (3, 6, "look")
+    report = json.loads(capfd.readouterr().out)
+    (row,) = [row for row in report["patterns"] if row["pattern"] == "data loading"]
+    assert (report["exit_code"], report["steps"], row["status"]) == (3, 6, "look")
     assert row["cause"].startswith(cause)
-    assert Path(found["trace"]).is_file()
+    assert Path(report["trace"]).is_file()
     assert not (tmp_path / "profile" / "sitecustomize.py").exists()

@@ -272,16 +272,16 @@ def test_the_password_goes_to_stdin_and_not_to_the_command_line(tmp_path: Path) 
 
 
 def test_the_sudo_password_is_asked_once_and_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[list[str], str | None]] = []
+    runs: list[tuple[list[str], str | None]] = []
 
     def fake(argv: list[str], env: dict[str, str], password: str | None, **_: object) -> int:
-        given.append((argv, password))
+        runs.append((argv, password))
         return 0
 
     monkeypatch.setattr("gpunode.cli.provision.run", fake)
     monkeypatch.setattr("click.prompt", lambda *_, **__: "horse")
     assert provision("-K", "-v", "-v") == 0
-    ((argv, password),) = given
+    ((argv, password),) = runs
     assert password == "horse"  # noqa: S105
     assert argv[-2:] == ["--become-password-file", "-"]
     assert "-vv" in argv
@@ -332,6 +332,6 @@ def _end(args: str) -> None:
     """End what the test itself set free: the process with exactly these arguments."""
     listing = subprocess.run(["ps", "-eo", "pid,args"], check=True, timeout=30, capture_output=True, text=True).stdout
     for line in listing.splitlines():
-        pid, _, found = line.strip().partition(" ")
-        if found == args:
+        pid, _, command = line.strip().partition(" ")
+        if command == args:
             os.kill(int(pid), signal.SIGKILL)

@@ -39,8 +39,8 @@ def fleet() -> dict[str, Document]:
         if record["record"] == "copy.peer":
             record["values"]["pairs"][1]["bandwidth_gb_per_s"] = 21.4
     hostile = "<img src=x onerror=alert(1)>\u202e{{ 7 * 7 }}"
-    found = {"hgx-1": hgx(), "l40s-1": pcie_4(), "l40s-2": narrow, "hgx-2": slow, hostile: pcie_4()}
-    return {name: document | {"host": name} for name, document in found.items()}
+    documents = {"hgx-1": hgx(), "l40s-1": pcie_4(), "l40s-2": narrow, "hgx-2": slow, hostile: pcie_4()}
+    return {name: document | {"host": name} for name, document in documents.items()}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("profile")) as instance:
+        yield instance
 
 
 def test_the_page_loads_and_filters_without_a_message(chromium: Browser, page: Path) -> None:
@@ -128,4 +128,4 @@ def test_axe_finds_what_is_wrong(chromium: Browser, page: Path) -> None:
     chromium.open(page)
     chromium.run(script.read_text(encoding="utf-8") + "; true")
     chromium.run("document.querySelector('label[for=q]').remove(); document.body.style.color = '#ddd'; true")
-    assert "color-contrast" in {one for one, _ in chromium.run(VIOLATIONS)}
+    assert "color-contrast" in {rule for rule, _ in chromium.run(VIOLATIONS)}

@@ -45,11 +45,11 @@ class Disks:
         return self.devices[name]
 
     def mount(self, source: str) -> Path:
-        place = self.folder / f"mnt{len(self.mounts)}"
-        place.mkdir()
-        run("mount", source, place)
-        self.mounts.append(place)
-        return place
+        mountpoint = self.folder / f"mnt{len(self.mounts)}"
+        mountpoint.mkdir()
+        run("mount", source, mountpoint)
+        self.mounts.append(mountpoint)
+        return mountpoint
 
     def digest(self, name: str) -> str:
         run("sync")
@@ -71,8 +71,8 @@ class Disks:
         return str(raised.value)
 
     def end(self) -> None:
-        for place in reversed(self.mounts):
-            subprocess.run(["umount", place], check=False, timeout=60, capture_output=True)
+        for mountpoint in reversed(self.mounts):
+            subprocess.run(["umount", mountpoint], check=False, timeout=60, capture_output=True)
         for device in self.devices.values():
             subprocess.run(["losetup", "--detach", device], check=False, timeout=60)
 
@@ -121,8 +121,8 @@ def test_what_is_in_use_is_refused_although_it_is_confirmed(disks: Disks) -> Non
     device = disks.add("whole")
     run("mke2fs", "-q", "-t", "ext4", device)
     content = os.urandom(1 << 20)
-    place = disks.mount(device)
-    (place / "data").write_bytes(content)
+    mountpoint = disks.mount(device)
+    (mountpoint / "data").write_bytes(content)
     held = disks.add("held")
     before = disks.digest("held")
     assert "is mounted on" in disks.refused("whole")
@@ -130,9 +130,9 @@ def test_what_is_in_use_is_refused_although_it_is_confirmed(disks: Disks) -> Non
     assert "the kernel does not release it" in disks.refused("held")
     os.close(number)
     assert disks.digest("held") == before
-    run("umount", place)
-    run("mount", device, place)
-    assert (place / "data").read_bytes() == content
+    run("umount", mountpoint)
+    run("mount", device, mountpoint)
+    assert (mountpoint / "data").read_bytes() == content
 
 
 def test_a_disk_with_a_mounted_partition_is_in_use(disks: Disks) -> None:
@@ -142,12 +142,12 @@ def test_a_disk_with_a_mounted_partition_is_in_use(disks: Disks) -> None:
         run("partx", "--add", table)  # a kernel that does not read partition tables itself
     run("mke2fs", "-q", "-t", "ext4", f"{table}p1")
     content = os.urandom(1 << 20)
-    place = disks.mount(f"{table}p1")
-    (place / "data").write_bytes(content)
+    mountpoint = disks.mount(f"{table}p1")
+    (mountpoint / "data").write_bytes(content)
     assert "is mounted on" in disks.refused("part")
-    run("umount", place)
-    run("mount", f"{table}p1", place)
-    assert (place / "data").read_bytes() == content
+    run("umount", mountpoint)
+    run("mount", f"{table}p1", mountpoint)
+    assert (mountpoint / "data").read_bytes() == content
 
 
 def test_an_empty_disk_is_made_kept_and_released(disks: Disks) -> None:
@@ -157,14 +157,14 @@ def test_an_empty_disk_is_made_kept_and_released(disks: Disks) -> None:
     assert scratch_disks.made(requested, check=True) == ["create the file system"]
     assert disks.digest("a") == empty
     assert scratch_disks.made(requested, check=False) == [f"create the file system on {device}"]
-    place = disks.mount(device)
-    (place / "file").write_text("kept")
+    mountpoint = disks.mount(device)
+    (mountpoint / "file").write_text("kept")
     # It is the role's own now: a confirmation that was left does nothing.
     assert scratch_disks.made(requested, check=False) == []
     with pytest.raises(DiskError, match="is mounted on"):
         scratch_disks.released(requested, check=False)
-    assert (place / "file").read_text() == "kept"
-    run("umount", place)
+    assert (mountpoint / "file").read_text() == "kept"
+    run("umount", mountpoint)
     assert scratch_disks.released(disks.requested("a"), check=False) == []
     assert scratch_disks.released(requested, check=False) == [f"erase loop-a ({device})"]
     answer = block_devices.answered({"disks": ["loop-a"], "own": OWN})
@@ -173,8 +173,8 @@ def test_an_empty_disk_is_made_kept_and_released(disks: Disks) -> None:
 
 def array_of(device: str) -> dict[str, Any]:
     """Two disks of the role that are assembled to this device."""
-    one = {"missing": False, "ours": True, "carries": [], "in_use": [], "parts": [], "holders": [Path(device).name]}
-    return {f"disk{number}": {**one, "device": f"/dev/null{number}"} for number in (1, 2)}
+    disk = {"missing": False, "ours": True, "carries": [], "in_use": [], "parts": [], "holders": [Path(device).name]}
+    return {f"disk{number}": {**disk, "device": f"/dev/null{number}"} for number in (1, 2)}
 
 
 def test_a_damaged_file_system_is_repaired_and_never_made_again(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +186,10 @@ def test_a_damaged_file_system_is_repaired_and_never_made_again(disks: Disks, mo
     repaired = 0
     for _ in range(effort(4, 60)):
         run("mkfs.xfs", "-q", "-f", "-m", f"uuid={OWN['filesystem']}", device)
-        place = disks.mount(device)
-        (place / "file").write_text("kept")
+        mountpoint = disks.mount(device)
+        (mountpoint / "file").write_text("kept")
         run("umount", disks.mounts.pop())
-        place.rmdir()
+        mountpoint.rmdir()
         with Path(device).open("r+b") as stream:
             for at in rng.sample(spots, rng.randint(1, 2)):
                 size = rng.choice([1, 512, 512, 4096, END_BYTES])
@@ -208,8 +208,8 @@ def test_a_damaged_file_system_is_repaired_and_never_made_again(disks: Disks, mo
             assert disks.digest("a") == before
         repair = ["xfs_repair", device]
         if not whole and subprocess.run(repair, check=False, capture_output=True, timeout=60).returncode == 0:
-            place = disks.mount(device)
-            repaired += (place / "file").is_file()
+            mountpoint = disks.mount(device)
+            repaired += (mountpoint / "file").is_file()
             run("umount", disks.mounts.pop())
-            place.rmdir()
+            mountpoint.rmdir()
     assert repaired

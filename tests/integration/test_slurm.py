@@ -266,7 +266,7 @@ def test_a_job_of_slurm_collects_a_bundle_that_is_judged_elsewhere(slurm: Slurm,
         text=True,
     )
     (node,) = json.loads(report.stdout)["nodes"]
-    assert {one["status"] for one in node["findings"] if one["check"] == "gpu.count"} == {"pass"}
+    assert {finding["status"] for finding in node["findings"] if finding["check"] == "gpu.count"} == {"pass"}
 
 
 def test_a_fault_drains_the_node_with_its_reason_and_the_next_job_does_not_run(slurm: Slurm) -> None:

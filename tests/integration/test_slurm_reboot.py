@@ -64,10 +64,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().partition(".")[0]
     for name in ("state", "spool", "run"):
         (folder / name).mkdir()
-    found = Cluster(folder, host)
+    slurm = Cluster(folder, host)
     lines = CONFIG.format(host=host, ports=free_ports(3), folder=folder).splitlines()
     (folder / "slurm.conf").write_text("".join(f"{line}\n" for line in lines if not line.startswith(NOT_HERE)))
-    found.configure(f"{folder}/reboot", 1, 300)
+    slurm.configure(f"{folder}/reboot", 1, 300)
     text = PROGRAM.read_text()
     for old, new in (
         ("exec systemctl reboot", f"echo $(id -u) >> {folder}/reboots"),
@@ -80,12 +80,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (folder / "reboot").write_text(text)
     (folder / "reboot").chmod(0o755)
     (folder / "change.json").write_text(json.dumps({"since": "", "token": DRAIN_ID, "owner": "root@admin", "beat": 1}))
-    with daemons(found) as slurmd:
-        object.__setattr__(found, "slurmd", slurmd)
+    with daemons(slurm) as slurmd:
+        object.__setattr__(slurm, "slurmd", slurmd)
         try:
-            yield found
+            yield slurm
         finally:
-            ended(found.slurmd)
+            ended(slurm.slurmd)
 
 
 @pytest.fixture

@@ -100,8 +100,8 @@ def mounted(request: pytest.FixtureRequest, endpoint: str, tmp_path: Path) -> It
     )
     line = remote_mount(remote, None)
     # The paths of this test in place of those of a node, and without what systemd and mount(8) keep for themselves.
-    kept = [one.replace("/scratch/cache", str(cache)) for one in line.options if not one.startswith("x-systemd.")]
-    words = ",".join(one for one in kept if one not in ("nofail", "_netdev"))
+    kept = [word.replace("/scratch/cache", str(cache)) for word in line.options if not word.startswith("x-systemd.")]
+    words = ",".join(word for word in kept if word not in ("nofail", "_netdev"))
     argv = [helper, line.source, folder, "-o", words]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     with (tmp_path / "log").open("wb") as log:

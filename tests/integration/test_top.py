@@ -91,15 +91,15 @@ class Node:
 
     def processes(self) -> list[int]:
         """Processes that were started from its tools."""
-        found = []
+        pids = []
         for pid in os.listdir("/proc"):  # noqa: PTH208
             try:
                 words = Path("/proc", pid, "cmdline").read_bytes() if pid.isdigit() else b""
             except OSError:
                 continue
             if str(self.root).encode() in words:
-                found.append(int(pid))
-        return found
+                pids.append(int(pid))
+        return pids
 
 
 @pytest.fixture
@@ -165,14 +165,14 @@ def test_loads_have_their_verdicts_and_nothing_is_left(node: Node, target: Targe
             )
         )
         assert len(node.processes()) >= 4
-    (found,) = document.nodes
-    assert [gpu.verdict for gpu in found.gpus] == ["ok", "starving", "stuck", "occupied-idle"]
-    assert found.gpus[1].pcie_received_gb_per_s == 2.1
-    (process,) = found.gpus[0].processes
+    (load,) = document.nodes
+    assert [gpu.verdict for gpu in load.gpus] == ["ok", "starving", "stuck", "occupied-idle"]
+    assert load.gpus[1].pcie_received_gb_per_s == 2.1
+    (process,) = load.gpus[0].processes
     assert (process.pid, process.memory_mib) == (os.getpid(), 4096)
     assert process.user
     # Only what was logged after the start counts.
-    assert [one.xid for gpu in found.gpus for one in gpu.xids] == [79]
+    assert [event.xid for gpu in load.gpus for event in gpu.xids] == [79]
     assert gone(node), node.processes()
 
 

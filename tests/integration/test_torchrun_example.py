@@ -78,11 +78,11 @@ def test_ddp_runs_over_two_nodes_under_torchrun(tmp_path: Path) -> None:
             if node.poll() is None:
                 kill_tree(node)
     assert [node.returncode for node in nodes] == [0] * NODES, outputs
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(NODES * RANKS)]
-    assert [(one["rank"], one["size"]) for one in found] == [(rank, NODES * RANKS) for rank in range(NODES * RANKS)]
-    assert sorted(one["local"] for one in found) == [0, 0, 1, 1]
-    assert max(one["error"] for one in found) < 1e-6
+    rows = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(NODES * RANKS)]
+    assert [(row["rank"], row["size"]) for row in rows] == [(rank, NODES * RANKS) for rank in range(NODES * RANKS)]
+    assert sorted(row["local"] for row in rows) == [0, 0, 1, 1]
+    assert max(row["error"] for row in rows) < 1e-6
     # gpunode-run gave each rank its share of the cores, and one thread for each.
     cores = len(os.sched_getaffinity(0))
-    assert {one["cores"] for one in found} == {max(1, cores // RANKS)}
-    assert all(one["threads"] == int(one["omp"]) <= one["cores"] for one in found)
+    assert {row["cores"] for row in rows} == {max(1, cores // RANKS)}
+    assert all(row["threads"] == int(row["omp"]) <= row["cores"] for row in rows)

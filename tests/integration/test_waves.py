@@ -53,8 +53,8 @@ def waves(folder: Path, hosts: dict[str, dict[str, bool]], *words: str) -> tuple
         timeout=120,
         check=False,
     )
-    found = list(dict.fromkeys(re.findall(r'"msg": "wave ([^"]*)"', run.stdout)))
-    return [wave.split() for wave in found], run.returncode, run.stdout + run.stderr
+    texts = list(dict.fromkeys(re.findall(r'"msg": "wave ([^"]*)"', run.stdout)))
+    return [wave.split() for wave in texts], run.returncode, run.stdout + run.stderr
 
 
 IN_USE = {name: {"in_use": True} for name in NODES}
@@ -111,12 +111,12 @@ def test_nodes_with_a_driver_in_use_change_in_waves(
     expected: list[list[str]] | None,
     code: int,
 ) -> None:
-    found, returned, output = waves(tmp_path, hosts, *words)
+    order, returned, output = waves(tmp_path, hosts, *words)
     if expected is None:
-        assert sorted(node for wave in found for node in wave) == NODES[2:], output[-2000:]
-        assert found[0] == ["n03"]
+        assert sorted(node for wave in order for node in wave) == NODES[2:], output[-2000:]
+        assert order[0] == ["n03"]
     else:
-        assert found == expected, output[-3000:]
+        assert order == expected, output[-3000:]
     assert returned == code, output[-3000:]
 
 

@@ -40,20 +40,20 @@ def copy_of_the_tree(target: Path, mode: int) -> Path:
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two folders with a wheel and the sources, built from two copies of the tree."""
-    found = []
+    folders = []
     for number, mode in enumerate((0o644, 0o600)):
         tree = copy_of_the_tree(tmp_path_factory.mktemp(f"tree{number}") / "x" / ("y" * number), mode)
         out = tree / "dist"
         done = run_program([sys.executable, "-m", "hatchling", "build", "-d", out], limit_s=LIMIT_S, cwd=tree)
         assert done.returncode == 0, done.stderr[-2000:]
-        found.append(out)
-    return found
+        folders.append(out)
+    return folders
 
 
 @pytest.fixture(scope="module")
 def wheel(builds: list[Path]) -> Path:
-    (found,) = builds[0].glob("*.whl")
-    return found
+    (path,) = builds[0].glob("*.whl")
+    return path
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -61,9 +61,9 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def test_two_builds_are_the_same_bytes(builds: list[Path]) -> None:
-    one, other = map(hashes, builds)
-    assert {name.rpartition(".")[2] for name in one} == {"whl", "gz"}
-    assert one == other
+    first, other = map(hashes, builds)
+    assert {name.rpartition(".")[2] for name in first} == {"whl", "gz"}
+    assert first == other
 
 
 def test_the_wheel_carries_its_bill_of_materials(wheel: Path) -> None:

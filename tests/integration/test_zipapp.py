@@ -64,11 +64,11 @@ def test_it_has_all_that_it_needs(archive: Path, tmp_path: Path) -> None:
 
 def test_it_judges_a_saved_bundle_as_the_installed_one_does(archive: Path, tmp_path: Path) -> None:
     words = ["validate", "--replay", str(BUNDLE), "--format", "json"]
-    one = start(archive, *words, cache=tmp_path)
+    packed = start(archive, *words, cache=tmp_path)
     argv = [sys.executable, "-m", "gpunode", *words]
     other = subprocess.run(argv, check=False, timeout=120, capture_output=True, text=True)
-    assert (one.returncode, one.stderr) == (other.returncode, other.stderr)
-    assert json.loads(one.stdout)["nodes"] == json.loads(other.stdout)["nodes"]
+    assert (packed.returncode, packed.stderr) == (other.returncode, other.stderr)
+    assert json.loads(packed.stdout)["nodes"] == json.loads(other.stdout)["nodes"]
 
 
 def test_it_judges_this_machine(archive: Path, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_it_judges_this_machine(archive: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not SYSTEMS.exists(), reason=f"no {SYSTEMS}: another user may not be able to run ours")
 def test_a_user_without_a_home_leaves_nothing_behind(archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="gpunode-test-", dir="/var/tmp") as folder:
-        place = Path(folder)
-        place.chmod(0o777)
-        public = place / "gpunode.pyz"
+        open_folder = Path(folder)
+        open_folder.chmod(0o777)
+        public = open_folder / "gpunode.pyz"
         public.write_bytes(archive.read_bytes())
         done = subprocess.run(
             [*("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"), *BARE, public, "validate"],
@@ -99,7 +99,7 @@ def test_a_user_without_a_home_leaves_nothing_behind(archive: Path) -> None:
         )
         assert done.returncode in (0, 1, 3), done.stderr
         assert "localhost" in done.stdout
-        assert [path.name for path in place.iterdir()] == ["gpunode.pyz"]
+        assert [path.name for path in open_folder.iterdir()] == ["gpunode.pyz"]
 
 
 def test_starting_twice_at_once_works(archive: Path, tmp_path: Path) -> None:
