@@ -49,13 +49,13 @@ DECIDED = (Status.PASS, Status.WARN, Status.FAIL)
 @cache
 def recordings() -> list[str]:
     """Checks that came to a verdict on a recording of a real machine."""
-    found: set[str] = set()
+    checks: set[str] = set()
     for name in names():
         fact = RECORDED_FACT[name.partition("/")[0]]
         node, looked_at = node_with(name)
         of_fact = {check.id for check in registry if check.id in looked_at and fact in check.needs}
-        found |= decided(judge(node, Expectation(), only=of_fact - NOT_IN_THEM))
-    return sorted(found)
+        checks |= decided(judge(node, Expectation(), only=of_fact - NOT_IN_THEM))
+    return sorted(checks)
 
 
 def decided(findings: list[Finding]) -> set[str]:
@@ -64,12 +64,12 @@ def decided(findings: list[Finding]) -> set[str]:
 
 def hardware() -> list[str]:
     """Checks that came to a verdict on a bundle of a machine with a real GPU."""
-    found: set[str] = set()
+    checks: set[str] = set()
     for path in sorted(BUNDLES.glob("*.json")):
         node = facts_from_bundle(Bundle.from_json(path.read_bytes(), str(path)))
         if not node.simulated and node.gpus_on_bus:
-            found |= decided(judge(node, Expectation(), "deep"))
-    return sorted(found)
+            checks |= decided(judge(node, Expectation(), "deep"))
+    return sorted(checks)
 
 
 class Traced(BundleReader):
@@ -87,7 +87,7 @@ class Traced(BundleReader):
         self.asked_for.add(key)
         return super().raw(key)
 
-    def once(self, what: str, parse: Any) -> Any:  # noqa: ARG002
+    def once(self, name: str, parse: Any) -> Any:  # noqa: ARG002
         # Each fact by itself: what another one parsed before it counts for both.
         return parse()
 
@@ -128,7 +128,7 @@ def text(content: dict[str, Any]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--timed", type=Path, metavar="BUNDLE")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if missing := [name for name in names() if not there(name)]:
         parser.error(f"{len(missing)} recorded outputs are missing: run `make captures` first")
-    EVIDENCE.write_text(text(document(given.timed)), encoding="utf-8")
+    EVIDENCE.write_text(text(document(options.timed)), encoding="utf-8")

@@ -66,44 +66,52 @@ def of_bandwidth_test(answer: BandwidthTest) -> Iterator[Figure | tools.ToolTrou
 def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTrouble]:
     kind = "p2p-bandwidth" if "p2p" in name else KIND[name.partition("/")[0]]
     answer = KINDS[kind](decoded((FOLDER / name).read_bytes()))
-    found: Iterator[Figure | tools.ToolTrouble]
+    figures: Iterator[Figure | tools.ToolTrouble]
     match answer:
         case NcclTests():
-            found = tools.of_nccl_tests(answer, log.get("collective"), log.get("nodes"))
+            figures = tools.of_nccl_tests(answer, log.get("collective"), log.get("nodes"))
         case Nvbandwidth():
-            found = tools.of_nvbandwidth(answer)
+            figures = tools.of_nvbandwidth(answer)
         case BandwidthTest():
-            found = of_bandwidth_test(answer)
+            figures = of_bandwidth_test(answer)
         case P2pBandwidth():
-            found = of_p2p_bandwidth(answer)
+            figures = of_p2p_bandwidth(answer)
         case _:
             pytest.fail(f"no figures of {kind}")
     shape = shape_of(log)
-    return [assess(one, shape, CATALOG, RULES) if isinstance(one, Figure) else one for one in found]
+    return [assess(figure, shape, CATALOG, RULES) if isinstance(figure, Figure) else figure for figure in figures]
 
 
 @pytest.mark.parametrize("name", each(LOGS))
 def test_the_verdict_on_a_recorded_log(name: str) -> None:
-    found = judged(name, LOGS[name])
-    assert found
-    print([str(one) for one in found][:8])
-    assert min((one.grade for one in found), key=ORDER.index) == LOGS[name]["verdict"]
+    assessments = judged(name, LOGS[name])
+    assert assessments
+    print([str(assessment) for assessment in assessments][:8])
+    assert min((assessment.grade for assessment in assessments), key=ORDER.index) == LOGS[name]["verdict"]
     assert ("why" in LOGS[name]) == (LOGS[name]["verdict"] != "good")
 
 
 @pytest.mark.parametrize("name", each(name for name in LOGS if LOGS[name]["verdict"] == "good"))
 def test_a_good_log_has_figures_and_each_has_an_origin(name: str) -> None:
-    found = judged(name, LOGS[name])
-    assert all(isinstance(one, Assessment) and one.origin and one.grade == "good" for one in found)
+    assessments = judged(name, LOGS[name])
+    assert all(
+        isinstance(assessment, Assessment) and assessment.origin and assessment.grade == "good"
+        for assessment in assessments
+    )
 
 
 @pytest.mark.parametrize("name", each(name for name in LOGS if LOGS[name]["verdict"] == "good"))
 def test_at_a_third_of_its_speed_the_same_machine_is_not_good(name: str) -> None:
     shape = shape_of(LOGS[name])
-    for one in judged(name, LOGS[name]):
-        assert isinstance(one, Assessment)
-        third = Figure(one.figure.metric, one.figure.value / 3, one.figure.where, one.figure.message_bytes)
-        sure = one.limit is not None and one.limit.sure
+    for assessment in judged(name, LOGS[name]):
+        assert isinstance(assessment, Assessment)
+        third = Figure(
+            assessment.figure.metric,
+            assessment.figure.value / 3,
+            assessment.figure.where,
+            assessment.figure.message_bytes,
+        )
+        sure = assessment.limit is not None and assessment.limit.sure
         assert assess(third, shape, CATALOG, RULES).grade in (("bad",) if sure else ("bad", "low"))
 
 

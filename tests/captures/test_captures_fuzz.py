@@ -37,10 +37,10 @@ def tried(kind: str, text: str) -> dict[str, Any] | None:
     """The answer as JSON, None where the text is refused; any other exception fails the test."""
     TRIED.append(len(text))
     try:
-        found = parsed(kind, text)
+        answer = parsed(kind, text)
     except ParseError:
         return None
-    return json.loads(json.dumps(found, allow_nan=False))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(answer, allow_nan=False))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", each(PARSED))
@@ -82,5 +82,5 @@ def test_two_captures_interleaved() -> None:
     chance = random.Random(0)  # noqa: S311
     names = list(PARSED)
     for name in names:
-        mine, theirs = (text_of(one).splitlines(keepends=True)[:2000] for one in (name, chance.choice(names)))
-        tried(PARSED[name]["kind"], "".join(line for pair in zip(mine, theirs, strict=False) for line in pair))
+        first, second = (text_of(capture).splitlines(keepends=True)[:2000] for capture in (name, chance.choice(names)))
+        tried(PARSED[name]["kind"], "".join(line for pair in zip(first, second, strict=False) for line in pair))

@@ -117,8 +117,8 @@ def facts(document: dict[str, Any]) -> NodeFacts:
 
 def device(slot: str, device_id: str, subsystem_id: str | None = None, **more: Any) -> PciDevice:
     vendor, _, number = device_id.partition(":")
-    given = {"class_id": "030200", "driver": "nvidia", **more}
-    return PciDevice(slot=slot, vendor_id=vendor, device_id=number, subsystem_id=subsystem_id, **given)
+    fields = {"class_id": "030200", "driver": "nvidia", **more}
+    return PciDevice(slot=slot, vendor_id=vendor, device_id=number, subsystem_id=subsystem_id, **fields)
 
 
 def with_smi(document: dict[str, Any]) -> NodeFacts:
@@ -154,7 +154,7 @@ def with_smi(document: dict[str, Any]) -> NodeFacts:
             "nvlink_errors": Smi[Nvlink](document={"gpus": []}),
             "loaded_driver": LoadedDriver(version=driver, flavour=None),
             "driver_library_version": driver,
-            "module_files": tuple(one.model_copy(update={"version": driver}) for one in node.module_files or ()),
+            "module_files": tuple(file.model_copy(update={"version": driver}) for file in node.module_files or ()),
             "cdi_specs": (),
             "virtualization": "kvm" if passed_on else "none",
             "iommu": Iommu(units=(), group_types={}),
@@ -209,14 +209,14 @@ def with_lspci(document: dict[str, Any]) -> NodeFacts:
     node = facts(hgx())
     pci = tuple(
         device(
-            found["slot"],
-            f"{found['vendor_id']}:{found['device_id']}",
+            row["slot"],
+            f"{row['vendor_id']}:{row['device_id']}",
             # Without -nn the class has a name and no number.
-            class_id="030200" if "3D controller" in found["class"] else "068000",
-            link=PciLink(**found["link"]) if found["link"] else None,
+            class_id="030200" if "3D controller" in row["class"] else "068000",
+            link=PciLink(**row["link"]) if row["link"] else None,
         )
-        for found in document["devices"]
-        if found["vendor_id"] == "10de"
+        for row in document["devices"]
+        if row["vendor_id"] == "10de"
     )
     return node.model_copy(update={"pci": pci})
 
@@ -279,7 +279,11 @@ def found_in(name: str) -> list[Finding]:
 
 
 def messages(findings: list[Finding], *statuses: Status) -> list[str]:
-    return [f"{found.check} [{found.component}]: {found.message}" for found in findings if found.status in statuses]
+    return [
+        f"{finding.check} [{finding.component}]: {finding.message}"
+        for finding in findings
+        if finding.status in statuses
+    ]
 
 
 @pytest.mark.parametrize("name", each(name for name in names() if name not in FAULTY))
@@ -297,17 +301,17 @@ def test_a_healthy_capture_has_no_fault(name: str) -> None:
 def test_a_faulty_capture_has_the_fault_that_it_has(name: str) -> None:
     findings = found_in(name)
     for check, status, words in FAULTY[name]:
-        found = [finding for finding in findings if finding.check == check and words in finding.message]
-        assert {finding.status for finding in found} == {status}, messages(findings, Status.FAIL, Status.WARN)
-        assert all(finding.remedy for finding in found)
+        matching = [finding for finding in findings if finding.check == check and words in finding.message]
+        assert {finding.status for finding in matching} == {status}, messages(findings, Status.FAIL, Status.WARN)
+        assert all(finding.remedy for finding in matching)
     known = {check for check, status, _ in FAULTY[name] if status is Status.FAIL}
     assert {finding.check for finding in findings if finding.status is Status.FAIL} == known
 
 
 @pytest.mark.captures("dmesg/azure-1dev_6flap_syslog.txt", "dmesg/gpud-pstore-dmesg.txt")
 def test_links_that_went_up_and_down() -> None:
-    found = [event for line in read("dmesg/azure-1dev_6flap_syslog.txt").splitlines() if (event := rdma.event_of(line))]
-    assert [(event.interface, event.up) for event in found] == [("ib6", False)] * 6 + [("ib6", True)] * 6
+    flaps = [event for line in read("dmesg/azure-1dev_6flap_syslog.txt").splitlines() if (event := rdma.event_of(line))]
+    assert [(event.interface, event.up) for event in flaps] == [("ib6", False)] * 6 + [("ib6", True)] * 6
     lines = read("dmesg/gpud-pstore-dmesg.txt").splitlines()
     (up,) = [event for line in lines if (event := rdma.event_of(line))]
     assert (up.interface, up.slot, up.up) == ("enp65s0f0np0", "0000:41:00.0", True)

@@ -78,7 +78,7 @@ def xml_lines(text: str) -> set[str]:
     root = ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))  # noqa: S314 (recorded files)
     gpu = root.find("gpu")
     assert gpu is not None
-    found = {child.tag for child in root}
+    paths = {child.tag for child in root}
 
     def walk(node: ET.Element, path: str) -> Iterator[str]:
         for child in node:
@@ -87,12 +87,12 @@ def xml_lines(text: str) -> set[str]:
             if child.tag not in ("supported_clocks", "processes", "accounted_processes"):
                 yield from walk(child, where)
 
-    return found | set(walk(gpu, "gpu"))
+    return paths | set(walk(gpu, "gpu"))
 
 
 def q_lines(text: str) -> set[str]:
     """Paths of the labels of the head and of the first GPU."""
-    found = set()
+    paths = set()
     stack: list[tuple[int, str]] = []
     gpus = 0
     for line in text.splitlines():
@@ -110,8 +110,8 @@ def q_lines(text: str) -> set[str]:
         stack.append((indent, label))
         path = "/".join(name for _, name in stack)
         if not path.startswith("GPU/Processes/"):
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths
 
 
 def topo_lines(text: str) -> set[str]:
@@ -136,21 +136,21 @@ def nvlink_lines(text: str) -> set[str]:
 
 def table_lines(text: str) -> set[str]:
     """Rulers and headings, with versions and figures taken out."""
-    found = set()
+    kept = set()
     for line in text.splitlines():
         if line.startswith("|") and re.search(
             r"NVIDIA-SMI|[Pp]rocess|Persistence|Pwr:Usage|MIG|  ID  |No running|        ECC", line
         ):
-            found.add(re.sub(r"\d+\.\d+(\.\d+)?", lambda match: "9" * len(match[0]), line.rstrip()))
+            kept.add(re.sub(r"\d+\.\d+(\.\d+)?", lambda match: "9" * len(match[0]), line.rstrip()))
         elif re.fullmatch(r"[+|][-=+|]*", line.rstrip()):
-            found.add(line.rstrip())
+            kept.add(line.rstrip())
         elif re.search(r"\d+W / .*MiB", line):
             masked = re.sub(r" *\d+(?=C|W|MiB|%)", lambda match: "9".rjust(len(match[0])), line.rstrip())
-            found.add(re.sub(r" P\d ", " P9 ", masked))
+            kept.add(re.sub(r" P\d ", " P9 ", masked))
         elif re.match(r"\|   0  .*[0-9A-F]{8}:", line):
             masked = re.sub(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}", "BUS", f"|   0  NAME{line.rstrip()[38:]}")
-            found.add(re.sub(r"(On |Off)(?= +\|)", "Off", masked, count=1))
-    return found
+            kept.add(re.sub(r"(On |Off)(?= +\|)", "Off", masked, count=1))
+    return kept
 
 
 def csv_lines(text: str) -> set[str]:
@@ -189,20 +189,20 @@ def compare(capture: str, real: str) -> Compared:
         names = [re.sub(r" \[.*", "", name.strip()) for name in real.splitlines()[0].split(",")]
         query = "retired-pages" if "retired-pages" in capture else "gpu"
         words = (f"--query-{query}={','.join(names)}", "--format=csv")
-    ours = answer(*words)
-    mine, theirs = lines(ours), lines(real)
-    found = Compared(len(mine & theirs), theirs - mine, mine - theirs)
+    simulated = answer(*words)
+    simulated_lines, real_lines = lines(simulated), lines(real)
+    diff = Compared(len(simulated_lines & real_lines), real_lines - simulated_lines, simulated_lines - real_lines)
     if prefix == "smi-xml/":
-        found.values = other_values(parsed("nvidia-smi-xml", ours), parsed("nvidia-smi-xml", real))
+        diff.values = other_values(parsed("nvidia-smi-xml", simulated), parsed("nvidia-smi-xml", real))
     elif "PAGE_RETIREMENT" in words:
         pass  # no GPU's name in it: the lines are all there is
     elif prefix == "smi-q/":
-        found.values = other_values(parsed("nvidia-smi-q", ours), parsed("nvidia-smi-q", real))
+        diff.values = other_values(parsed("nvidia-smi-q", simulated), parsed("nvidia-smi-q", real))
     elif prefix == "smi-table/":
-        found.values = other_table_values(parsed("nvidia-smi-table", ours), parsed("nvidia-smi-table", real))
+        diff.values = other_table_values(parsed("nvidia-smi-table", simulated), parsed("nvidia-smi-table", real))
     elif prefix == "smi-csv/":
-        found.values = other_cells(ours, real)
-    return found
+        diff.values = other_cells(simulated, real)
+    return diff
 
 
 def at(gpu: dict[str, Any], path: str) -> Any:
@@ -211,22 +211,22 @@ def at(gpu: dict[str, Any], path: str) -> Any:
     return gpu
 
 
-def other_values(ours: dict[str, Any], real: dict[str, Any]) -> dict[str, str]:
+def other_values(simulated: dict[str, Any], real: dict[str, Any]) -> dict[str, str]:
     """Fields that identify the model, and whether what it should have is there."""
-    mine, theirs = ours["gpus"][0], real["gpus"][0]
-    pairs = {name: (mine[name], theirs[name]) for name in IDENTITY}
-    pairs["cuda_version"] = (ours["cuda_version"], real["cuda_version"])
+    gpu, real_gpu = simulated["gpus"][0], real["gpus"][0]
+    pairs = {name: (gpu[name], real_gpu[name]) for name in IDENTITY}
+    pairs["cuda_version"] = (simulated["cuda_version"], real["cuda_version"])
     for name in ("gen_max", "gen_max_device", "width_max"):
-        pairs[f"pcie/{name}"] = (mine["pcie"][name], theirs["pcie"][name])
+        pairs[f"pcie/{name}"] = (gpu["pcie"][name], real_gpu["pcie"][name])
     for path in PRESENT:
-        pairs[f"has {path}"] = (at(mine, path) is not None, at(theirs, path) is not None)
+        pairs[f"has {path}"] = (at(gpu, path) is not None, at(real_gpu, path) is not None)
     return {name: f"simulator {pair[0]}, capture {pair[1]}" for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def other_table_values(ours: dict[str, Any], real: dict[str, Any]) -> dict[str, str]:
-    mine, theirs = ours["gpus"][0], real["gpus"][0]
+def other_table_values(simulated: dict[str, Any], real: dict[str, Any]) -> dict[str, str]:
+    gpu, real_gpu = simulated["gpus"][0], real["gpus"][0]
     names = ("name", "memory_total_mib", "power_limit_w", "ecc_uncorrected", "mig_mode", "compute_mode")
-    return {name: f"simulator {mine[name]}, capture {theirs[name]}" for name in names if mine[name] != theirs[name]}
+    return {name: f"simulator {gpu[name]}, capture {real_gpu[name]}" for name in names if gpu[name] != real_gpu[name]}
 
 
 MOVING = re.compile(
@@ -235,11 +235,11 @@ MOVING = re.compile(
 )
 
 
-def other_cells(ours: str, real: str) -> dict[str, str]:
+def other_cells(simulated: str, real: str) -> dict[str, str]:
     """Cells of the first row that do not move from moment to moment or from node to node."""
     names = [name.strip() for name in real.splitlines()[0].split(",")]
-    mine, theirs = ([cell.strip() for cell in text.splitlines()[1].split(",")] for text in (ours, real))
-    pairs = zip(names, mine, theirs, strict=True)
+    cells, real_cells = ([cell.strip() for cell in text.splitlines()[1].split(",")] for text in (simulated, real))
+    pairs = zip(names, cells, real_cells, strict=True)
     return {name: f"simulator {a}, capture {b}" for name, a, b in pairs if a != b and not MOVING.search(name)}
 
 
@@ -266,13 +266,13 @@ def compared(hardware: str, capture: str, folder: Path) -> Compared:
 def test_every_difference_from_the_recording_is_listed_with_a_reason(
     hardware: str, capture: str, tmp_path: Path
 ) -> None:
-    found = compared(hardware, capture, tmp_path)
+    diff = compared(hardware, capture, tmp_path)
     listed = LISTED[hardware][capture]
-    values = {} if listed.get("layout_only") else found.values
-    assert found.both > 0
+    values = {} if listed.get("layout_only") else diff.values
+    assert diff.both > 0
     for part, lines in (
-        ("only_capture", found.only_capture),
-        ("only_simulator", found.only_simulator),
+        ("only_capture", diff.only_capture),
+        ("only_simulator", diff.only_simulator),
         ("values", set(values)),
     ):
         known: dict[str, str] = listed.get(part) or {}
@@ -291,10 +291,10 @@ def matches(line: str, entry: str) -> bool:
 def test_the_table_of_what_was_compared_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("hardware", "recording", "both", "only simulator", "only recording", "values that differ")]
     for number, (hardware, capture) in enumerate(CASES):
-        found = compared(hardware, capture, tmp_path / str(number))
-        differ = "layout alone" if LISTED[hardware][capture].get("layout_only") else str(len(found.values))
+        diff = compared(hardware, capture, tmp_path / str(number))
+        differ = "layout alone" if LISTED[hardware][capture].get("layout_only") else str(len(diff.values))
         rows.append(
-            (hardware, capture, str(found.both), str(len(found.only_simulator)), str(len(found.only_capture)), differ)
+            (hardware, capture, str(diff.both), str(len(diff.only_simulator)), str(len(diff.only_capture)), differ)
         )
     with capsys.disabled():
         print()
