@@ -130,13 +130,13 @@ def test_without_the_bad_ones(fleet: Endpoints, capsys: pytest.CaptureFixture[st
 
 def test_one_faulty_among_them(fleet: Endpoints) -> None:
     sick = "gpu-078"
-    place = fleet.bundle(sick)
-    healthy_again = place.read_text(encoding="utf-8")
-    place.write_text(faulty(healthy_again), encoding="utf-8")
+    path = fleet.bundle(sick)
+    healthy_again = path.read_text(encoding="utf-8")
+    path.write_text(faulty(healthy_again), encoding="utf-8")
     try:
         cost, nodes = validate(fleet, limited("gpu-07*"))
     finally:
-        place.write_text(healthy_again, encoding="utf-8")
+        path.write_text(healthy_again, encoding="utf-8")
     assert seen(nodes) == {**good(fleet, nodes), sick: "fail"}
     assert len(nodes) == effort(9, 94)
     assert "driver.library-matches-module" in {finding["check"] for finding in bad_findings(nodes[sick])}

@@ -169,8 +169,8 @@ def build(
         ssh.mkdir(mode=0o700)
         shutil.copy(folder / "key.pub", ssh / "authorized_keys")
         owner = (tree / "home" / USER).stat()
-        for place in (ssh, ssh / "authorized_keys"):
-            os.chown(place, owner.st_uid, owner.st_gid)
+        for owned in (ssh, ssh / "authorized_keys"):
+            os.chown(owned, owner.st_uid, owner.st_gid)
         if sealed:
             for name in ("host_key", "host_key.pub"):
                 (folder / name).unlink()

@@ -34,16 +34,16 @@ def vm(start_vm: StartVm) -> Machine:
 
 def ports(vm: Machine) -> dict[str, str]:
     """Return the ACS control register of each port, by the class of what is below it."""
-    found = {}
+    by_port = {}
     for line in vm.sh(
         "cd /sys/bus/pci/devices; "
         "for port in $(lspci -D -d ::0604 | cut -d' ' -f1); do for below in $port/????:??:??.?; do "
         'echo "$(cat $below/class) $port $(setpci -s $port ECAP_ACS+6.w)"; done; done'
     ).splitlines():
         kind, port, value = line.split()
-        found["adapter" if kind.startswith("0x0200") else "other"] = value
-        found[port] = kind
-    return found
+        by_port["adapter" if kind.startswith("0x0200") else "other"] = value
+        by_port[port] = kind
+    return by_port
 
 
 def test_redirection_is_cleared_only_above_adapters_and_restored(vm: Machine) -> None:

@@ -162,8 +162,8 @@ class Node(Playbooks):
 
     def tried(self) -> dict[str, str]:
         """Return each thing that people do, with what came of it."""
-        found = {name: self.as_root(script) for name, script in AS_ROOT.items()}
-        return {**found, **{name: self.as_user(script) for name, script in AS_USER.items()}}
+        outputs = {name: self.as_root(script) for name, script in AS_ROOT.items()}
+        return {**outputs, **{name: self.as_user(script) for name, script in AS_USER.items()}}
 
 
 @pytest.fixture(scope="module")

@@ -158,27 +158,27 @@ def test_the_same_image_settles_two_machines_and_a_second_run_changes_nothing(
         kept(vm, logs, name)
         assert (report["status"], report["problems"]) == ("good", []), report["problems"]
         assert [step["exit_code"] for step in report["steps"]] == [0, 0]
-    one, other = machines
+    first, other = machines
     # What an image cannot have came with the boot.
-    for vm in (one, other):
+    for vm in (first, other):
         assert vm.sh("sysctl -n vm.swappiness; systemctl is-active docker") == "1\nactive\n"
         assert vm.sh(f"stat -c %a {INVENTORY}") == "600\n"
         assert vm.sh("systemctl list-units --failed --plain --no-legend") == ""
         assert "gpunode first boot: this node is settled and valid" in vm.serial.read_text(errors="replace")
-    found = [identity(vm) for vm in (one, other)]
-    assert len({line for lines in found for line in lines}) == 4, "each machine has an identity of its own"
-    devices = [vm.sh(DEVICES) for vm in (one, other)]
+    identities = [identity(vm) for vm in (first, other)]
+    assert len({line for lines in identities for line in lines}) == 4, "each machine has an identity of its own"
+    devices = [vm.sh(DEVICES) for vm in (first, other)]
     assert devices == ["2\n/dev/vdb\nvirtio_net\n", "4\n/dev/nvme0n1\nvmxnet3\n"]
 
-    before = hashlib.sha256(one.sh(f"cat {REPORT}").encode()).hexdigest()
-    one.reboot()
-    one.sh("systemctl is-system-running --wait || true", 600)
-    state = one.sh("systemctl show -p ConditionResult -p ActiveState gpunode-first-boot")
+    before = hashlib.sha256(first.sh(f"cat {REPORT}").encode()).hexdigest()
+    first.reboot()
+    first.sh("systemctl is-system-running --wait || true", 600)
+    state = first.sh("systemctl show -p ConditionResult -p ActiveState gpunode-first-boot")
     assert state == "ActiveState=inactive\nConditionResult=no\n"
-    assert hashlib.sha256(one.sh(f"cat {REPORT}").encode()).hexdigest() == before
-    assert identity(one) == found[0]
+    assert hashlib.sha256(first.sh(f"cat {REPORT}").encode()).hexdigest() == before
+    assert identity(first) == identities[0]
     again = json.loads(
-        one.sh(
+        first.sh(
             f"{GPUNODE} provision -i {INVENTORY} --format json 2>/dev/null",
             2400,
         )

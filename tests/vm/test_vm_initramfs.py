@@ -90,6 +90,6 @@ def judged(vm: Machine) -> dict[str, Any]:
     argv = [beside_python("gpunode"), "validate", "-i", vm.inventory_path, *chosen, "--format", "json"]
     done = run_program(argv, limit_s=1300)
     assert done.returncode in (0, 1, 3), done.stdout + done.stderr
-    (found,) = json.loads(done.stdout)["nodes"]
-    (finding,) = [one for one in found["findings"] if one["check"] == "node.next-boot"]
+    (report,) = json.loads(done.stdout)["nodes"]
+    (finding,) = [finding for finding in report["findings"] if finding["check"] == "node.next-boot"]
     return dict(finding)

@@ -49,12 +49,12 @@ class Node(Playbooks):
     def live(self) -> dict[str, str]:
         """Return what the running kernel has of the settings that the role sets."""
         shown = self.sh(f"sysctl {' '.join(LIVE)} vm.max_map_count")
-        found = {name.strip(): value.strip() for name, value in (line.split("=") for line in shown.splitlines())}
-        found["thp"] = re.findall(r"\[(\w+)\]", self.sh("cat /sys/kernel/mm/transparent_hugepage/enabled"))[0]
-        found["memlock"] = self.sh(
+        settings = {name.strip(): value.strip() for name, value in (line.split("=") for line in shown.splitlines())}
+        settings["thp"] = re.findall(r"\[(\w+)\]", self.sh("cat /sys/kernel/mm/transparent_hugepage/enabled"))[0]
+        settings["memlock"] = self.sh(
             "systemd-run --quiet --wait --pipe grep 'Max locked memory' /proc/self/limits"
         ).split()[3]
-        return found
+        return settings
 
     def kept(self) -> list[str]:
         """Return what a boot does not change by itself: /etc, packages, and which units start."""
@@ -67,8 +67,8 @@ class Node(Playbooks):
     def judged(self) -> dict[tuple[str, str], str]:
         """Return the validator's findings about the settings: (check, component) to status."""
         chosen = ("--select", "host.kernel-settings,host.limits", "--level", "quick", "--timeout", "300")
-        (found,) = json.loads(gpunode("validate", "-i", self.lab.inventory_path, *chosen, "--format", "json"))["nodes"]
-        return {(one["check"], one["component"]): one["status"] for one in found["findings"]}
+        (report,) = json.loads(gpunode("validate", "-i", self.lab.inventory_path, *chosen, "--format", "json"))["nodes"]
+        return {(finding["check"], finding["component"]): finding["status"] for finding in report["findings"]}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_restored(node: Node, vm: 
     assert node.snapshot() == settled
 
     node.sh(HARM)
-    warned = {one for (check, one), status in node.judged().items() if check == kernel and status == "warn"}
+    warned = {name for (check, name), status in node.judged().items() if check == kernel and status == "warn"}
     assert warned == {"vm.swappiness"}
     repaired = node.apply()
     assert repaired.rc == 0, repaired.output

@@ -77,11 +77,11 @@ class Node(Playbooks):
         argv = [beside_python("gpunode"), "validate", "-i", self.lab.inventory_path, *chosen, "--format", "json"]
         done = run_program(argv, limit_s=600)
         assert done.returncode in (0, 1), done.stdout + done.stderr
-        (found,) = json.loads(done.stdout)["nodes"]
+        (report,) = json.loads(done.stdout)["nodes"]
         return {
-            (one["check"], one["component"]): one["status"]
-            for one in found["findings"]
-            if one["check"] in ("host.scratch", "host.remote-data")
+            (finding["check"], finding["component"]): finding["status"]
+            for finding in report["findings"]
+            if finding["check"] in ("host.scratch", "host.remote-data")
         }
 
     def kept(self) -> set[str]:
@@ -108,8 +108,8 @@ def node(vm: Machine) -> Node:
 
 def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:
     before = node.sh(HASHES)
-    theirs = [FOREIGN, MOUNTED, LISTED, LVM, RAID, RAW]
-    refused = node.apply(storage_scratch_disks=[*theirs, "virtio-nowhere"])
+    foreign = [FOREIGN, MOUNTED, LISTED, LVM, RAID, RAW]
+    refused = node.apply(storage_scratch_disks=[*foreign, "virtio-nowhere"])
     assert refused.rc != 0
     text = " ".join(refused.output.split())
     for words in (
@@ -125,7 +125,7 @@ def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:
     assert node.sh(HASHES) == before
 
     # What is in use is refused even where it is confirmed.
-    insisted = node.apply(storage_scratch_disks=theirs, storage_confirm_erase=theirs)
+    insisted = node.apply(storage_scratch_disks=foreign, storage_confirm_erase=foreign)
     assert insisted.rc != 0
     text = " ".join(insisted.output.split())
     assert f"{FOREIGN} (" not in text
