@@ -42,17 +42,17 @@ PAIRS = effort(60, 150)
 
 def pairs() -> list[tuple[str, str, str]]:
     """Two conditions of one machine that do not hide each other and are not found by the same check."""
-    found = [
-        (machine, one, other)
+    rows = [
+        (machine, first, other)
         for machine in MACHINES
-        for one, other in combinations([name for name, where in CASES if where == machine], 2)
-        if not any({"hides", "beside"} & CONDITIONS[name].keys() for name in (one, other))
-        and not checks(one) & checks(other)
-        and not exit_statuses(one) & exit_statuses(other)
+        for first, other in combinations([name for name, where in CASES if where == machine], 2)
+        if not any({"hides", "beside"} & CONDITIONS[name].keys() for name in (first, other))
+        and not checks(first) & checks(other)
+        and not exit_statuses(first) & exit_statuses(other)
     ]
     if os.environ.get("GPUNODE_BENCH") == "all":
-        return found
-    return random.Random(0).sample(found, min(PAIRS, len(found)))  # noqa: S311
+        return rows
+    return random.Random(0).sample(rows, min(PAIRS, len(rows)))  # noqa: S311
 
 
 def checks(name: str) -> set[str]:
@@ -90,10 +90,10 @@ def of(findings: list[Finding]) -> set[str]:
 
 
 def by_check(findings: list[Finding]) -> Mapping[str, Status]:
-    found: dict[str, list[Status]] = {}
+    by_id: dict[str, list[Status]] = {}
     for finding in findings:
-        found.setdefault(finding.check, []).append(finding.status)
-    return {check: worst(statuses) for check, statuses in found.items()}
+        by_id.setdefault(finding.check, []).append(finding.status)
+    return {check: worst(statuses) for check, statuses in by_id.items()}
 
 
 def with_slots(text: str, machine: str) -> str:
@@ -215,10 +215,10 @@ def test_a_condition_is_found_and_nothing_else(name: str, machine: str) -> None:
     assert [finding for finding in after if PLACEHOLDER.search(f"{finding.message} {finding.remedy}")] == []
 
 
-@pytest.mark.parametrize(("machine", "one", "other"), pairs())
-def test_of_two_faults_both_are_named(machine: str, one: str, other: str) -> None:
-    both = edited(edited(document(machine), machine, one), machine, other)
-    expected = {with_slots(finding, machine) for name in (one, other) for finding in CONDITIONS[name]["finds"]}
+@pytest.mark.parametrize(("machine", "first", "other"), pairs())
+def test_of_two_faults_both_are_named(machine: str, first: str, other: str) -> None:
+    both = edited(edited(document(machine), machine, first), machine, other)
+    expected = {with_slots(finding, machine) for name in (first, other) for finding in CONDITIONS[name]["finds"]}
     assert expected <= of(judged(both))
 
 
@@ -240,8 +240,8 @@ def test_the_bench_covers_enough() -> None:
 def test_the_console_is_short_and_begins_with_the_cause(name: str, cause: str) -> None:
     bundle = Bundle.from_json(json.dumps(edited(document("l40s"), "l40s", name)), "the bench's")
     node = facts_from_bundle(bundle)
-    one = report_of("n1", identify(node), judge(node, Expectation(), level="quick"), 1.0)
-    whole = report([one], level="quick", version="0", started_at="", finished_at="")
+    node_report = report_of("n1", identify(node), judge(node, Expectation(), level="quick"), 1.0)
+    whole = report([node_report], level="quick", version="0", started_at="", finished_at="")
     text = console.as_text(whole).splitlines()
     findings = [line.split()[1] for line in text if line.startswith(("FAIL", "ERROR", "WARN"))]
     print("\n".join(text))
@@ -257,4 +257,4 @@ def test_of_four_nodes_alike_the_one_with_a_card_less_fails() -> None:
     alike = compared([*(reported(f"n{number}", document("l40s"), {"gpu.present"}) for number in range(1, 4)), less])
     assert less.hardware is not None
     assert (less.hardware.product, less.hardware.gpu_model, less.hardware.nvlink_domain) == (PRODUCT, "l40s", None)
-    assert [less.status.value, *(one.status.value for one in alike)] == ["warn", "pass", "pass", "pass", "fail"]
+    assert [less.status.value, *(node.status.value for node in alike)] == ["warn", "pass", "pass", "pass", "fail"]

@@ -59,10 +59,10 @@ WORDS = (
 
 def sources() -> list[tuple[str, str]]:
     """Parser and intact text."""
-    found = [(kind, document(name)["commands"][key]["stdout"]) for name in MACHINES for key, kind in OF_BUNDLE.items()]
-    found += [("peer-access", document(name)["commands"]["nvidia-smi-p2p"]["stdout"]) for name in MACHINES]
-    found += [(row["kind"], decoded((FOLDER / name).read_bytes())) for name, row in PARSED.items() if there(name)]
-    return [(kind, text) for kind, text in found if text and len(text) < LONGEST]
+    texts = [(kind, document(name)["commands"][key]["stdout"]) for name in MACHINES for key, kind in OF_BUNDLE.items()]
+    texts += [("peer-access", document(name)["commands"]["nvidia-smi-p2p"]["stdout"]) for name in MACHINES]
+    texts += [(row["kind"], decoded((FOLDER / name).read_bytes())) for name, row in PARSED.items() if there(name)]
+    return [(kind, text) for kind, text in texts if text and len(text) < LONGEST]
 
 
 def mutated(text: str, chance: random.Random) -> str:
@@ -79,8 +79,8 @@ def mutated(text: str, chance: random.Random) -> str:
             text = text[:at] + chance.choice(WORDS) + text[end:]
         elif kind == 3:
             lines = text.split("\n")
-            one, other = chance.randrange(len(lines)), chance.randrange(len(lines))
-            lines[one], lines[other] = lines[other], lines[one]
+            first, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+            lines[first], lines[other] = lines[other], lines[first]
             text = "\n".join(lines)
         else:
             text = text[:end] + text[at:]
@@ -137,13 +137,13 @@ def intact(name: str) -> Mapping[str, Status]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_mutated_bundle_breaks_no_check_and_mends_none(seed: int) -> None:
-    found = damaged(random.Random(seed))  # noqa: S311
+    bundles = damaged(random.Random(seed))  # noqa: S311
     for _ in range(BUNDLES // 10):
-        name, text = next(found)
+        name, text = next(bundles)
         before = intact(name)
         findings = judged(json.loads(text))
-        assert not [one for one in findings if "failed to run" in one.message]
-        assert not [one.message for one in findings if internal_names().search(one.message)]
+        assert not [finding for finding in findings if "failed to run" in finding.message]
+        assert not [finding.message for finding in findings if internal_names().search(finding.message)]
         mended = [
             check
             for check, status in by_check(findings).items()

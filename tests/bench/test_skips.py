@@ -27,12 +27,12 @@ BASES = (driver_node, guest, hgx, pcie_4, t4, without_gpu)
 @cache
 def reasons() -> dict[str, frozenset[str]]:
     """Check to the messages of its skips: of all conditions, and of the contract's mutants that skip a check."""
-    found: dict[str, set[str]] = {check.id: set() for check in registry}
+    by_check: dict[str, set[str]] = {check.id: set() for check in registry}
 
     def add(judged: list[Finding]) -> None:
         for finding in judged:
             if finding.status is Status.SKIP:
-                found[finding.check].add(finding.message)
+                by_check[finding.check].add(finding.message)
 
     for name, machine in CASES:
         add(findings(edited(document(machine), machine, name)))
@@ -42,7 +42,7 @@ def reasons() -> dict[str, frozenset[str]]:
         for mutant in table.MUTANTS:
             if mutant.skips or mutant.becomes is Status.SKIP:
                 add(findings(apply(mutant.base(), mutant.edits), mutant.expect))
-    return {check: frozenset(messages) for check, messages in found.items()}
+    return {check: frozenset(messages) for check, messages in by_check.items()}
 
 
 def test_a_skip_names_what_was_observed_or_who_reports_the_cause() -> None:

@@ -128,7 +128,7 @@ class Facts:
         """The row of a toolkit by version, or of the newest one of a series."""
         every = self.raw["cuda_toolkits"]
         rows = [row for row in every if row["version"] == request or row["version"].startswith(f"{request}.")]
-        row: dict[str, Any] = max(rows, key=lambda one: v(one["version"]))
+        row: dict[str, Any] = max(rows, key=lambda row: v(row["version"]))
         return row
 
     def eol(self, branch: int) -> date | None:
@@ -144,17 +144,17 @@ class Facts:
 
     def first_cuda(self, architecture: str) -> str:
         """The lowest CUDA that may know any GPU of an architecture."""
-        found: list[str] = re.findall(r"\d+\.\d+", self.architectures[architecture]["first_cuda"])
-        return found[0]
+        versions: list[str] = re.findall(r"\d+\.\d+", self.architectures[architecture]["first_cuda"])
+        return versions[0]
 
-    def oldest(self, system: str, what: str) -> tuple[int, ...] | None:
+    def oldest(self, system: str, field: str) -> tuple[int, ...] | None:
         """The oldest branch or toolkit that NVIDIA's repository for a system has; None where that is unknown."""
         directory = DIRECTORY.get(system)
         if directory is None:
             return None
-        row = evidence.index(directory)["repository"].get(what, {})
+        row = evidence.index(directory)["repository"].get(field, {})
         branch, cuda = INSTALLERS.get(directory, (None, None))
-        known = {"first_branch": branch, "first_toolkit": cuda}[what] or row.get("value")
+        known = {"first_branch": branch, "first_toolkit": cuda}[field] or row.get("value")
         return v(str(known)) or None if known != "13.x" else (13,)
 
     def last_cuda_major(self, architecture: str) -> int | None:
@@ -213,7 +213,7 @@ class Look:
             for gpu, count in self.gpus
             if count in (8, 16)
             and re.search(r"8-GPU.*yes", gpu["fabric_manager"])
-            and not any(what.startswith("everything") for what in gpu.get("unsure") or ())
+            and not any(note.startswith("everything") for note in gpu.get("unsure") or ())
         ]
 
     def in_rack(self) -> list[dict[str, Any]]:
@@ -313,8 +313,8 @@ def first_cuda(look: Look) -> Iterator[str]:
         for request in look.requests:
             if v(request)[:2] < v(first):
                 yield f"CUDA {request} does not know {gpu['name']}"
-        own = look.facts.native.get(look.branch)
-        if own is not None and v(own) < v(first):
+        native = look.facts.native.get(look.branch)
+        if native is not None and v(native) < v(first):
             yield f"branch {look.branch} does not know {gpu['name']}"
 
 
@@ -484,11 +484,11 @@ def repository(look: Look) -> Iterator[str]:
 
 
 def _names(look: Look) -> Iterator[str]:
-    own = [package["name"] for package in look.stack["packages"] if package["component"] == "driver"]
-    if not own:
+    names = [package["name"] for package in look.stack["packages"] if package["component"] == "driver"]
+    if not names:
         yield "no driver package"
     if look.source == "nvidia" and look.stack["os"].startswith("ubuntu"):
-        for name in own:
+        for name in names:
             if (f"-{look.branch}" in name) != (look.branch <= 580):
                 yield f"{name} for branch {look.branch}"
 
@@ -553,8 +553,12 @@ def container_toolkit(look: Look) -> Iterator[str]:
 
 @rule("R19")
 def gpudirect(look: Look) -> Iterator[str]:
-    own = look.facts.native.get(look.branch, "0")
-    met = look.flavour == "open" and v(own) >= (11, 7) and all(one >= (7, 5) for one in look.capabilities())
+    native = look.facts.native.get(look.branch, "0")
+    met = (
+        look.flavour == "open"
+        and v(native) >= (11, 7)
+        and all(capability >= (7, 5) for capability in look.capabilities())
+    )
     met = met and not any(gpu["name"].startswith("GeForce") for gpu, _ in look.gpus)
     kernel_met = look.case.kernel is not None and v(look.case.kernel)[:2] >= (5, 12)
     reported = look.stack["gpudirect_rdma"]
@@ -574,7 +578,7 @@ def frameworks(look: Look) -> Iterator[str]:
         for cuda in row["cuda"] or {}:
             if not at_least(look.version, look.facts.majors[v(cuda)[0]]["min_driver_linux"]):
                 continue
-            if all(_in_wheel(look, row["torch"], cuda, one) for one in look.capabilities()):
+            if all(_in_wheel(look, row["torch"], cuda, capability) for capability in look.capabilities()):
                 runs.append(row["torch"])
     best = max(runs, key=v) if runs else None
     if part.get("tensorflow") and look.stack["arch"] == "aarch64":
@@ -605,9 +609,9 @@ def _in_wheel(look: Look, torch: str, cuda: str, capability: tuple[int, ...]) ->
 
 
 def _listed(text: str, capability: tuple[int, ...]) -> bool:
-    listed = [v(one) for one in re.findall(r"\d+\.\d+", text)]
+    listed = [v(version) for version in re.findall(r"\d+\.\d+", text)]
     ptx = re.search(r"(\d+\.\d+)\+PTX", text)
-    same = any(one[0] == capability[0] and one <= capability for one in listed)
+    same = any(known[0] == capability[0] and known <= capability for known in listed)
     return same or (ptx is not None and capability >= v(ptx[1]))
 
 

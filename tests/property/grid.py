@@ -67,9 +67,9 @@ class Grid:
             if all(pci in self.facts.gpus for pci, _ in pairs):
                 yield NodePicture(platform=platform.id), pairs
         for first, second in zip(self.gpus, self.gpus[7:] + self.gpus[:7], strict=True):
-            one, other = self.group(first, 1), self.group(second, 1)
-            if one.label != other.label:
-                yield NodePicture(gpus=(one, other)), ((first, 1), (second, 1))
+            group, other = self.group(first, 1), self.group(second, 1)
+            if group.label != other.label:
+                yield NodePicture(gpus=(group, other)), ((first, 1), (second, 1))
         yield NodePicture(), ()
 
     def drivers(self) -> tuple[str | None, ...]:
@@ -137,15 +137,15 @@ def asked(grid: Grid, requested: dict[str, Any]) -> Asked:
             for name, version, origin in packages
         ),
     )
-    place: dict[str, Any] = {name: requested.get(name) for name in ("os", "arch", "kernel")}
+    system: dict[str, Any] = {name: requested.get(name) for name in ("os", "arch", "kernel")}
     requests: dict[str, Any] = {
         name: requested.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module", "kernel_policy")
     }
     requests["past_eol"] = requested.get("past_eol", "warn")
-    picture = node.model_dump() | place | {"installed": installed if packages else None}
+    picture = node.model_dump() | system | {"installed": installed if packages else None}
     on_node = tuple((name, origin) for name, _, origin in packages)
     return Asked(
         Request.model_validate(requests),
         NodePicture.model_validate(picture),
-        Case(today=requested["today"], gpus=pairs, installed=on_node, **place, **requests),
+        Case(today=requested["today"], gpus=pairs, installed=on_node, **system, **requests),
     )

@@ -94,14 +94,14 @@ def judge() -> tuple[Facts, Grid]:
 @pytest.mark.parametrize(("rule", "overlay", "question"), REVERTED, ids=[f"{row[0]} {row[1]}" for row in REVERTED])
 def test_the_checker_finds_a_reverted_fix(rule: str, overlay: str, question: dict[str, Any], tmp_path: Path) -> None:
     facts, grid = judge()
-    what = asked(grid, {"today": TODAY, **question})
-    fixed = resolve(what.request, what.node, load(), TODAY)
+    query = asked(grid, {"today": TODAY, **question})
+    fixed = resolve(query.request, query.node, load(), TODAY)
     if isinstance(fixed, Stack):
-        assert violations(json.loads(fixed.to_json()), what.case, facts) == []
+        assert violations(json.loads(fixed.to_json()), query.case, facts) == []
     else:
         assert isinstance(fixed, Conflict)
     path = tmp_path / "reverted.yml"
     path.write_text(overlay, encoding="utf-8")
-    broken = resolve(what.request, what.node, Catalog([read(path)]), TODAY)
+    broken = resolve(query.request, query.node, Catalog([read(path)]), TODAY)
     assert isinstance(broken, Stack), broken.message
-    assert rule in [found for found, _ in violations(json.loads(broken.to_json()), what.case, facts)]
+    assert rule in [violated for violated, _ in violations(json.loads(broken.to_json()), query.case, facts)]

@@ -47,8 +47,8 @@ def test_every_gpu_of_the_facts_is_in_the_catalog(grid: Grid) -> None:
 
 def test_every_rule_of_the_facts_is_a_rule_of_ours_and_of_the_checker(grid: Grid) -> None:
     named = {row["id"].split("-")[0] for row in grid.facts.raw["resolver_rules"]}
-    ours = {rule.id.split("-")[0] for rule in rules}
-    assert named <= ours == (set(RULES) - {"wish"}) | {name.split("-")[0] for name in REQUESTED}
+    known = {rule.id.split("-")[0] for rule in rules}
+    assert named <= known == (set(RULES) - {"wish"}) | {name.split("-")[0] for name in REQUESTED}
 
 
 def test_every_stack_keeps_every_rule(grid: Grid) -> None:
@@ -88,9 +88,9 @@ def _must_be_minimal(conflict: Conflict, question: Asked, grid: Grid, today: dat
         # A requested source that is not kept may be any.
         free = question.request.source is not None and request.source is None
         every = (
-            [request.model_copy(update={"source": one}) for one in (None, "ubuntu", "debian")] if free else [request]
+            [request.model_copy(update={"source": name}) for name in (None, "ubuntu", "debian")] if free else [request]
         )
-        return any(first_case(Question(one, node, grid.catalog, today)) is not None for one in every)
+        return any(first_case(Question(candidate, node, grid.catalog, today)) is not None for candidate in every)
 
     assert set(conflict.terms) <= set(terms(question.request, question.node)), question.case
     assert not holds(conflict.terms), (conflict.message, question.case)

@@ -97,7 +97,7 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
     document = {
         "gpus": sorted(links),
         "nics": labels,
-        "nic_names": dict(zip(labels, [one.name for one in hcas or ()], strict=True)),
+        "nic_names": dict(zip(labels, [hca.name for hca in hcas or ()], strict=True)),
         "links": links,
     }
     facts = {
@@ -147,7 +147,10 @@ def tunings(node: NodeFacts) -> list[Tuning]:
 @given(nodes(), st.integers(-1, 100_000))
 def test_a_node_is_given_only_what_fits_it(node: NodeFacts, fleet: int) -> None:
     for tuning in tunings(node):
-        values = {one.name: one.value for one in (*tuning.environment, *tuning.node.environment, *tuning.node.nccl)}
+        values = {
+            setting.name: setting.value
+            for setting in (*tuning.environment, *tuning.node.environment, *tuning.node.nccl)
+        }
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             if name in values:
                 cores = usable_cores(node)
@@ -158,7 +161,7 @@ def test_a_node_is_given_only_what_fits_it(node: NodeFacts, fleet: int) -> None:
         if "NCCL_IB_HCA" in values:
             assert values["NCCL_IB_HCA"].startswith("=")
             named = set(values["NCCL_IB_HCA"].removeprefix("=").split(","))
-            assert named <= {one.name for one in node.infiniband or ()}
+            assert named <= {hca.name for hca in node.infiniband or ()}
         assert not [
             name
             for name, value in values.items()
@@ -166,14 +169,14 @@ def test_a_node_is_given_only_what_fits_it(node: NodeFacts, fleet: int) -> None:
         ]
     for profile in PROFILES:
         of_node = tune_node(node, profile, shared=True, fleet=fleet)
-        wide = [one.name for one in (*of_node.environment, *of_node.nccl)]
+        wide = [setting.name for setting in (*of_node.environment, *of_node.nccl)]
         assert not [name for name in wide if JOB.search(name)]
         assert len(set(wide)) == len(wide)
-        for one in (*of_node.environment, *of_node.nccl, *of_node.kernel):
-            assert one.reason
-            assert one.source
-            assert one.value
-            assert "\n" not in one.value + one.name
+        for setting in (*of_node.environment, *of_node.nccl, *of_node.kernel):
+            assert setting.reason
+            assert setting.source
+            assert setting.value
+            assert "\n" not in setting.value + setting.name
 
 
 @settings(max_examples=effort(20, 80), deadline=None, suppress_health_check=list(HealthCheck))
@@ -183,9 +186,9 @@ def test_files_hold_what_was_derived_and_nothing_else(node: NodeFacts) -> None:
         of_node = tune_node(node, profile, shared=True)
         text = nccl_conf(of_node.nccl, "managed by=x")
         assert [line.split("=", 1)[0] for line in text.splitlines() if "=" in line] == [
-            one.name for one in of_node.nccl
+            setting.name for setting in of_node.nccl
         ]
         assert re.fullmatch(r"(#[^=\n]*\n)?([A-Z_]+=[^\s'\"]+\n)*", text)
         shell = node_shell(of_node.environment, "x")
-        assert re.findall(r"(?m)^export (\w+)=", shell) == [one.name for one in of_node.environment]
+        assert re.findall(r"(?m)^export (\w+)=", shell) == [setting.name for setting in of_node.environment]
         json.loads(of_node.model_dump_json())
