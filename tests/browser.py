@@ -63,7 +63,7 @@ class Browser:
     def _note(self, method: str, params: dict[str, Any]) -> None:
         match method:
             case "Runtime.consoleAPICalled":
-                self.problems.append(f"console: {[one.get('value') for one in params['args']]}")
+                self.problems.append(f"console: {[argument.get('value') for argument in params['args']]}")
             case "Runtime.exceptionThrown":
                 self.problems.append(f"exception: {params['exceptionDetails']}")
             case "Log.entryAdded":
@@ -128,25 +128,25 @@ def browser(folder: Path) -> Iterator[Browser]:
     """Start Chromium with its profile in a folder; end it and its children afterwards."""
     if PROGRAM is None:
         raise RuntimeError("chromium is not installed")
-    theirs, to = os.pipe()
-    back, ours = os.pipe()
+    child_in, to = os.pipe()
+    back, child_out = os.pipe()
     command = [
         *("bash", "-c", 'exec "$@" 3<&"$IN" 4>&"$OUT"', "chromium", PROGRAM, "--headless", "--no-sandbox"),
         *("--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--disable-extensions"),
         *("--disable-background-networking", f"--user-data-dir={folder}", "--remote-debugging-pipe"),
     ]
-    environment = {**os.environ, "IN": str(theirs), "OUT": str(ours)}
+    environment = {**os.environ, "IN": str(child_in), "OUT": str(child_out)}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=(theirs, ours),
+        pass_fds=(child_in, child_out),
         env=environment,
         start_new_session=True,
     )
-    os.close(theirs)
-    os.close(ours)
+    os.close(child_in)
+    os.close(child_out)
     try:
         yield Browser(to, back)
     finally:

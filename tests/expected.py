@@ -35,12 +35,12 @@ def wrong(answer: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     lines = []
     for path, expected in facts.items():
         try:
-            found = at(answer, path)
+            actual = at(answer, path)
         except (LookupError, TypeError, ValueError) as err:
             lines.append(f"{path}: expected {expected!r}, found no such place: {err!r}")
             continue
-        if found != expected or isinstance(found, bool) is not isinstance(expected, bool):
-            lines.append(f"{path}: expected {expected!r}, found {found!r}")
+        if actual != expected or isinstance(actual, bool) is not isinstance(expected, bool):
+            lines.append(f"{path}: expected {expected!r}, found {actual!r}")
     return lines
 
 

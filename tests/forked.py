@@ -71,8 +71,8 @@ def _child(words: Sequence[str], connect: Callable[[], object], program: Program
         for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
             setattr(sys, name, _opened(descriptor))
         code = program(words) or 0
-    except SystemExit as asked:
-        code = asked.code if isinstance(asked.code, int) else 70
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 70
     except BaseException:
         traceback.print_exc()
     finally:

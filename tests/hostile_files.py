@@ -56,12 +56,12 @@ class World:
 
     def snapshot(self) -> dict[str, Any]:
         """Return all that is in root's own folder."""
-        found = {}
+        files = {}
         for path in [self.precious, *sorted(self.precious.rglob("*"))]:
             status = path.lstat()
             data = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
-            found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, data)
-        return found
+            files[str(path)] = (status.st_mode, status.st_uid, status.st_gid, data)
+        return files
 
     def put(self, path: Path, obstacle: str, *, last: bool) -> None:
         """Put an obstacle at a path, as the user would; ``last``: where the file is expected, not a folder."""

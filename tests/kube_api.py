@@ -71,7 +71,7 @@ class Api:
                 return 429, status(
                     429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget."
                 )
-            self.pods = [one for one in self.pods if one["metadata"]["name"] != evicted[2]]
+            self.pods = [manifest for manifest in self.pods if manifest["metadata"]["name"] != evicted[2]]
             return 201, status(201, "", "")
         return 404, status(404, "NotFound", "the server could not find the requested resource")
 

@@ -13,24 +13,24 @@ def boards() -> dict[str, dict[int, str]]:
     lines = FILE.read_text(encoding="utf-8").splitlines()
     oldest = next(line.removeprefix(HEADING) for line in lines if line.startswith(HEADING)).split()
     full = {int(release.split(".")[0]): release for release in oldest}
-    found = {}
+    by_id = {}
     for key, _, words in (line.split("\t") for line in lines if not line.startswith("#")):
         named = [full[int(word)] if word.isdigit() else word for word in words.split()]
-        found[key] = full if words == "all" else {int(release.split(".")[0]): release for release in named}
-    return found
+        by_id[key] = full if words == "all" else {int(release.split(".")[0]): release for release in named}
+    return by_id
 
 
 @cache
 def device(pci: str, subsystem: str | None) -> dict[int, str]:
     """The same for ``10de:2335``, the earliest of its boards: of one subsystem if models share the id."""
-    found: dict[int, str] = {}
+    releases: dict[int, str] = {}
     for key, firsts in boards().items():
-        own, _, board = key.partition(":")
-        if own != pci.removeprefix("10de:") or subsystem not in (None, board):
+        device_id, _, board = key.partition(":")
+        if device_id != pci.removeprefix("10de:") or subsystem not in (None, board):
             continue
         for branch, release in firsts.items():
-            found[branch] = min(found.get(branch, release), release, key=_numbers)
-    return found
+            releases[branch] = min(releases.get(branch, release), release, key=_numbers)
+    return releases
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -71,14 +71,14 @@ class World:
         image: str | None = None,
         each: Callable[[NodeLook], None] = lambda _: None,
     ) -> dict[str, NodeLook]:
-        found = {}
+        looks = {}
         for name in names:
-            found[name] = self.one(name, measured=image is not None)
+            looks[name] = self.one(name, measured=image is not None)
             if image is not None:
                 self.measured.append(name)
                 self.images.append(image)
-            each(found[name])
-        return found
+            each(looks[name])
+        return looks
 
     def one(self, name: str, *, measured: bool = False) -> NodeLook:
         if name in self.lost:
@@ -110,12 +110,12 @@ class World:
         return NodeLook(name, snapshot=snapshot, picture=picture, busy=busy)
 
     def ask(self, targets: Sequence[Target], questions: dict[str, dict[str, Any]], **_: object) -> dict[str, str]:
-        found = {}
+        answers = {}
         for target in targets:
-            place = self.folder / target.name
+            folder = self.folder / target.name
             lost = target.name in self.lost
-            found[target.name] = "lost" if lost else node_program.answer(questions[target.name], place)["refused"]
-        return found
+            answers[target.name] = "lost" if lost else node_program.answer(questions[target.name], folder)["refused"]
+        return answers
 
     def play(self, argv: Sequence[str], env: dict[str, str], password: str | None, log: Any) -> int:  # noqa: ARG002
         playbook = Path(argv[1]).name
@@ -143,8 +143,8 @@ class World:
         word, name, token = argv[1:]
         file = self.folder / f"drained-{name}"
         if word == "state":
-            found = file.read_text().strip() if file.exists() else ""
-            return Completed(0, "in-service" if not found else "ours" if found == token else f"foreign {found}", "")
+            owner = file.read_text().strip() if file.exists() else ""
+            return Completed(0, "in-service" if not owner else "ours" if owner == token else f"foreign {owner}", "")
         if word == "busy":
             jobs = self.nodes[name]["jobs"]
             return Completed(0, f"{jobs} jobs" if jobs else "", "")
@@ -176,16 +176,16 @@ def narrowed(inventory: Inventory, limit: str | None) -> Inventory:
 
 def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 5) -> World:
     """Return a fleet that ``gpunode upgrade -i hosts.yml`` works on."""
-    found = World(tmp_path / "nodes", count)
-    found.folder.mkdir()
-    (found.folder / "events").touch()
+    world = World(tmp_path / "nodes", count)
+    world.folder.mkdir()
+    (world.folder / "events").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def inventory(_: object, limit: str | None, *__: object) -> tuple[Inventory, dict[str, str]]:
         hosts = {
-            name: {"gpunode_failure_domain": found.domains[name]} if name in found.domains else {}
-            for name in found.nodes
+            name: {"gpunode_failure_domain": world.domains[name]} if name in world.domains else {}
+            for name in world.nodes
         }
         return narrowed(Inventory(("hosts.yml",), hosts, ()), limit), {}
 
@@ -193,13 +193,13 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 5) ->
     monkeypatch.setattr(fleet_run, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
     monkeypatch.setattr(fleet_run, "refuse_inventory", lambda *_: None)
     monkeypatch.setattr(fleet_run, "Evaluator", lambda _: nullcontext())
-    monkeypatch.setattr(command, "scheduler_of", lambda _: CommandScheduler("drain", found.site))
-    monkeypatch.setattr(fleet_run, "look_at", found.look)
-    monkeypatch.setattr(nodes, "look_at", found.look)
-    monkeypatch.setattr(nodes, "run", found.play)
-    monkeypatch.setattr(leases, "ask", found.ask)
+    monkeypatch.setattr(command, "scheduler_of", lambda _: CommandScheduler("drain", world.site))
+    monkeypatch.setattr(fleet_run, "look_at", world.look)
+    monkeypatch.setattr(nodes, "look_at", world.look)
+    monkeypatch.setattr(nodes, "run", world.play)
+    monkeypatch.setattr(leases, "ask", world.ask)
     monkeypatch.setattr(fleet_run, "RunLimits", partial(RunLimits, poll_s=0.01, power_s=0))
-    return found
+    return world
 
 
 def upgraded(*words: str) -> int:
