@@ -166,9 +166,9 @@ def server(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
     monkeypatch.delenv("GPUNODE_CAPTURES", raising=False)
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    found = Server(certificate)
-    yield found
-    found.end()
+    started = Server(certificate)
+    yield started
+    started.end()
 
 
 Run = Callable[..., tuple[int, str, list[str]]]
@@ -241,9 +241,9 @@ def test_what_cannot_be_had_is_one_line_and_leaves_nothing(
     print(line)
     assert (code, out) == (1, f"captures: 1 of 2 in {tmp_path}/kept\n")
     assert line.startswith("captures: a/whole.txt: ")
-    words, asked = expected
+    words, requests = expected
     assert words in line
-    assert server.asked.count(PUBLIC) == asked
+    assert server.asked.count(PUBLIC) == requests
     assert [path.name for path in (tmp_path / "kept").glob("*/*")] == ["fine.txt"]
 
 
@@ -312,8 +312,8 @@ def test_an_end_in_the_middle_leaves_whole_files_alone(
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", second)
-    found, _, (line,) = run(WHOLE + PART, server.url)
-    assert (found, words in line) == (code, True)
+    status, _, (line,) = run(WHOLE + PART, server.url)
+    assert (status, words in line) == (code, True)
     assert [*kept[0].parent.iterdir()] == kept
     monkeypatch.setattr(Path, "replace", replace)
     assert run(WHOLE + PART, server.url)[0] == 0

@@ -99,8 +99,8 @@ def test_ansible_finds_the_collection_of_a_wheel_without_settings(clean: Path) -
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
     env = {**os.environ, "PYTHONPATH": str(packages), "HOME": str(clean)}
-    asked = [ansible_program("ansible-doc"), "--list", "gpunode.node"]
-    listing = subprocess.run(asked, cwd=clean, check=True, timeout=120, capture_output=True, text=True, env=env).stdout
+    argv = [ansible_program("ansible-doc"), "--list", "gpunode.node"]
+    listing = subprocess.run(argv, cwd=clean, check=True, timeout=120, capture_output=True, text=True, env=env).stdout
     assert "gpunode.node.node_state" in listing
     installed = packages / "ansible_collections" / "gpunode" / "node"
     assert (installed / "roles" / "preflight" / "tasks" / "main.yml").is_file()

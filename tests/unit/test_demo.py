@@ -120,8 +120,8 @@ def test_a_check_that_did_not_pass_is_named(status: str | None) -> None:
         del nodes["hgx-h100-8-1"]["fabric.state"]
     else:
         nodes["hgx-h100-8-1"]["fabric.state"] = status
-    findings = {host: [{"check": key, "status": seen} for key, seen in found.items()] for host, found in nodes.items()}
-    report = {"nodes": [{"host": host, "findings": found} for host, found in findings.items()]}
+    findings = {host: [{"check": key, "status": seen} for key, seen in node.items()] for host, node in nodes.items()}
+    report = {"nodes": [{"host": host, "findings": rows} for host, rows in findings.items()]}
     wrong = demo.surprises(report, 0, broken=False)
     assert wrong[-1] == "hgx-h100-8-1: fabric.state did not pass"
     assert len(wrong) == (2 if status in ("error", "fail") else 1)

@@ -17,9 +17,9 @@ from gpunode.isolation import AnswerLimits, Exceeded, Workers
 LIMITS = AnswerLimits(cpu_s=1, wall_s=60, memory_mib=64, answer_mib=1)
 
 
-def work(what: str, data: bytes) -> bytes:
+def work(kind: str, data: bytes) -> bytes:
     """What a test asks for."""
-    match what:
+    match kind:
         case "size":
             return f"{os.getpid()} {len(data)}".encode()
         case "memory":
@@ -61,7 +61,7 @@ def test_answers_come_from_a_child(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "reason"),
+    ("kind", "reason"),
     [
         ("memory", "more than 64 MiB of memory"),
         ("loop", "more than 1 s of processor time"),
@@ -72,10 +72,10 @@ def test_answers_come_from_a_child(workers: Workers) -> None:
         ("floods", "larger than"),
     ],
 )
-def test_what_exceeds_its_limits_is_reported_and_the_next_is_served(workers: Workers, what: str, reason: str) -> None:
+def test_what_exceeds_its_limits_is_reported_and_the_next_is_served(workers: Workers, kind: str, reason: str) -> None:
     with workers:
         with pytest.raises(Exceeded, match=reason) as reported:
-            workers(what, b"")
+            workers(kind, b"")
         assert str(reported.value).isprintable()
         assert workers("size", b"xyz").split()[1] == b"3"
 
@@ -92,13 +92,13 @@ def test_what_the_work_refuses_is_refused_here(workers: Workers) -> None:
 
 def test_threads_are_served_side_by_side_and_no_more_than_agreed() -> None:
     with Workers(work, LIMITS, most=2) as workers:
-        found: list[bytes] = []
-        threads = [threading.Thread(target=lambda: found.append(workers("size", b"abc"))) for _ in range(12)]
+        answers: list[bytes] = []
+        threads = [threading.Thread(target=lambda: answers.append(workers("size", b"abc"))) for _ in range(12)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-    assert len(found) == 12
+    assert len(answers) == 12
 
 
 def test_nothing_is_left(workers: Workers) -> None:

@@ -156,13 +156,13 @@ def test_an_installation_that_ended_half_way_is_finished_by_the_next(
 
 def test_what_skipped_tests_ask_for_is_installed() -> None:
     text = (ROOT / "scripts" / "needs.py").read_text(encoding="utf-8")
-    asked = set()
+    packages = set()
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if path.name not in ("test_needs.py", "test_run_tests.py"):
             lines = re.findall(r"(?:skip\(|reason=).*apt-get install ([a-z0-9 -]+)\"", path.read_text(encoding="utf-8"))
-            asked |= {package for line in lines for package in line.split()}
-    assert {"openssh-server", "slurmd", "gcc"} <= asked
-    assert {package for package in asked if f'"{package}"' not in text} == set()
+            packages |= {package for line in lines for package in line.split()}
+    assert {"openssh-server", "slurmd", "gcc"} <= packages
+    assert {package for package in packages if f'"{package}"' not in text} == set()
 
 
 PIP = """import json, sys

@@ -151,7 +151,9 @@ def test_the_paths_that_tests_concern_exist(monkeypatch: pytest.MonkeyPatch) -> 
     files = [*root.glob("tests/lab/test_*.py"), *root.glob("tests/vm/test_*.py")]
     prefixes = {prefix for file in files for prefix in module.concerns(file, root)}
     assert len(prefixes) > 50
-    assert {one for one in prefixes if not any(root.glob(one if one.endswith("/") else f"{one}*"))} == set()
+    assert {
+        prefix for prefix in prefixes if not any(root.glob(prefix if prefix.endswith("/") else f"{prefix}*"))
+    } == set()
     core = {file.stem for file in files if file.parent.name == "lab" and not module.concerns(file, root)}
     assert core == {"test_lab_nodes", "test_driver_nvidia"}
 
@@ -216,17 +218,17 @@ def test_without_the_recorded_outputs_the_table_reports_how_many_tests_were_not_
 
 def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script(monkeypatch)
-    given: list[dict[str, str]] = []
+    passed: list[dict[str, str]] = []
 
     def tier(*_arguments: str, env: dict[str, str], **_options: object) -> object:
-        given.append(env)
+        passed.append(env)
         return module.Tally(passed=1, untested=2)
 
     monkeypatch.setattr(module, "pytest_tier", tier)
     runs = len(module.FORKING) + 1
     assert module.TIERS["unit"]() == module.Tally(passed=runs, untested=2 * runs)
     assert module.WHOLE["unit"]().passed == runs
-    assert [{key: value for key, value in one.items() if key != "TMPDIR"} for one in given] == [{}] * runs + [
+    assert [{key: value for key, value in env.items() if key != "TMPDIR"} for env in passed] == [{}] * runs + [
         {"GPUNODE_TEST_ALL": "1"}
     ] * runs
 
@@ -243,10 +245,10 @@ def test_each_unit_test_is_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     module.unit()
     # They run at the same time, so in any order.
     *first, rest = sorted(([word for word in words if "tests/" in word] for words in runs), key=len)
-    own = [folder for folders in first for folder in folders]
-    assert len(own) == len(set(own)) > 3
-    assert all((SCRIPT.parents[1] / folder).is_dir() for folder in own)
-    assert rest == ["tests/unit", "tests/property", "tests/captures", *(f"--ignore={folder}" for folder in own)]
+    separate = [folder for folders in first for folder in folders]
+    assert len(separate) == len(set(separate)) > 3
+    assert all((SCRIPT.parents[1] / folder).is_dir() for folder in separate)
+    assert rest == ["tests/unit", "tests/property", "tests/captures", *(f"--ignore={folder}" for folder in separate)]
 
 
 def test_each_test_on_loopback_is_in_one_run_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +290,7 @@ def test_tiers_that_wait_run_at_the_same_time_and_what_is_alone_does_not(
     monkeypatch.setattr(module.needs, "install", installed.append)
     tallies = module.run_tiers(names, {name: partial(tier, name) for name in names})
     order = ["unit", *together, "alone"]
-    assert [(name, tally.passed) for name, tally in tallies.items()] == [(one, 1) for one in order]
+    assert [(name, tally.passed) for name, tally in tallies.items()] == [(name, 1) for name in order]
     lines = capfdbinary.readouterr().out.decode().split("\n")
     assert lines[:3] == ["== unit", "by unit", f"== {', '.join(together)}"]
     assert sorted(lines[3:-3]) == [f"by {name}" for name in together]
@@ -416,7 +418,9 @@ def test_allowed_skips_are_few_and_each_is_of_a_test(monkeypatch: pytest.MonkeyP
     reasons = {reason for text in sources for reason in re.findall(r"(?:skip\(|reason=)f?\"([^\"]+)\"", text)}
     reasons.add(module.gpu().not_run or "no NVIDIA driver is loaded on this machine")
     assert len(reasons) > 20
-    unused = [name for name, one in module.ALLOWED_SKIPS.items() if not any(re.match(one, text) for text in reasons)]
+    unused = [
+        name for name, pattern in module.ALLOWED_SKIPS.items() if not any(re.match(pattern, text) for text in reasons)
+    ]
     assert unused == []
     assert not any(module.allowed_skip(text) for text in reasons if "apt-get install" in text or "is missing" in text)
     assert not module.allowed_skip("no reason given")

@@ -80,8 +80,8 @@ RENAMED = "update nodename=gpu1 reason=gpunode: gpu.count gpu3 is missing"
 def test_the_controller_is_called_only_where_there_is_something_to_report(
     tmp_path: Path, *, verdict: str, job: bool, state: str, reason: str, code: int, calls: list[str]
 ) -> None:
-    found = start(tmp_path, LINES[verdict], hangs=False, job=job, state=state, reason=reason)
-    assert found[:2] == (code, calls)
+    answer = start(tmp_path, LINES[verdict], hangs=False, job=job, state=state, reason=reason)
+    assert answer[:2] == (code, calls)
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(0, [ASKED, RESUMED]), (-50, [ASKED, RESUMED]), (70, [ASKED])])
@@ -92,8 +92,8 @@ def test_slurms_own_drain_is_ended_only_after_a_refusal_by_this_prolog(
     mark = tmp_path / "run" / "prolog-refused"
     mark.touch()
     os.utime(mark, (1795466032 + seconds,) * 2)
-    found = start(tmp_path, LINES["none"], hangs=False, job=False, state="IDLE+DRAIN", reason="Prolog error")
-    assert found[:2] == (0, calls)
+    answer = start(tmp_path, LINES["none"], hangs=False, job=False, state="IDLE+DRAIN", reason="Prolog error")
+    assert answer[:2] == (0, calls)
     assert mark.exists() is (RESUMED not in calls)
 
 

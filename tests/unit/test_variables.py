@@ -111,8 +111,8 @@ def test_each_single_typing_error_is_found(right: str, at: int, kind: int, lette
     wrong = [right[:at] + letter + right[at:], right[:at] + right[at + 1 :], right[:at] + letter + right[at + 1 :]]
     name = [*wrong, swapped][kind]
     assume(name not in ALL_KNOWN and not name.startswith(("_", "ansible_")))
-    ((found, near),) = unknown_variables([name], ALL_KNOWN, role_prefixes(collection_root()))
-    assert found == name
+    ((unknown, near),) = unknown_variables([name], ALL_KNOWN, role_prefixes(collection_root()))
+    assert unknown == name
     assert near in ALL_KNOWN
 
 

@@ -39,7 +39,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
-    for name in [one for one in os.environ if one.startswith("PIP_")]:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
