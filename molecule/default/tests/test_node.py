@@ -84,8 +84,8 @@ def test_apt_would_not_move_the_driver(host: Host, version: str) -> None:
 
 def test_the_components_come_from_the_nodes_own_archive(host: Host) -> None:
     text = output(host, "cat /etc/apt/sources.list.d/gpunode-nvidia-driver.sources")
-    own = output(host, "cat /etc/apt/sources.list.d/debian.sources")
-    assert set(re.findall(r"(?m)^URIs: (.*)$", text)) == set(re.findall(r"(?m)^URIs: (.*)$", own))
+    archive = output(host, "cat /etc/apt/sources.list.d/debian.sources")
+    assert set(re.findall(r"(?m)^URIs: (.*)$", text)) == set(re.findall(r"(?m)^URIs: (.*)$", archive))
     assert "main" not in text
 
 

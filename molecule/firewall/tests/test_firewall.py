@@ -20,8 +20,8 @@ def test_the_unit_runs_and_is_enabled(host: Host) -> None:
 
 def test_what_is_not_named_is_dropped_in_both_families(host: Host) -> None:
     objects = json.loads(output(host, "nft -j list table inet gpunode"))["nftables"]
-    chains = [one["chain"] for one in objects if "chain" in one]
-    assert [(one["hook"], one["policy"]) for one in chains if "hook" in one] == [
+    chains = [row["chain"] for row in objects if "chain" in row]
+    assert [(chain["hook"], chain["policy"]) for chain in chains if "hook" in chain] == [
         ("input", "drop"),
         ("forward", "accept"),
     ]

@@ -19,8 +19,8 @@ def test_a_login_has_the_variables_and_keeps_its_own(host: Host) -> None:
 
 
 def test_the_launcher_gives_a_job_its_threads(host: Host) -> None:
-    found = host.check_output("gpunode-run --ranks 1000 sh -c 'echo $OMP_NUM_THREADS'")
-    assert found == "1"
+    threads = host.check_output("gpunode-run --ranks 1000 sh -c 'echo $OMP_NUM_THREADS'")
+    assert threads == "1"
     assert "--shm-size" in host.check_output("gpunode-run --print docker")
 
 

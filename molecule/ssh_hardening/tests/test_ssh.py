@@ -11,11 +11,11 @@ def effective(host: Host, *connection: str) -> dict[str, str]:
 
 
 def test_keys_are_the_only_way_in_whatever_the_main_file_has(host: Host) -> None:
-    found = effective(host)
-    assert found["passwordauthentication"] == "no"
-    assert found["authenticationmethods"] == "publickey"
-    assert found["permitrootlogin"] == "no"
-    assert found["kexalgorithms"].split(",")[0] == "mlkem768x25519-sha256"
+    settings = effective(host)
+    assert settings["passwordauthentication"] == "no"
+    assert settings["authenticationmethods"] == "publickey"
+    assert settings["permitrootlogin"] == "no"
+    assert settings["kexalgorithms"].split(",")[0] == "mlkem768x25519-sha256"
 
 
 def test_only_named_users_forward(host: Host) -> None:
