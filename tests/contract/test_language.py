@@ -35,6 +35,10 @@ OLD_NAMES = re.compile(
     r"\b(?:want(?:s|ed)?|wish(?:e[sd])?|told|tells?|said|says?|strangers?|crooked|whose|unseen|anew"
     r"|taken|due|departures?|brought about|pretend(?:s|ed)?)\b"
 )
+PRONOUNS = frozenset(
+    {"found", "one", "there", "own", "what", "ours", "theirs", "place", "given", "asked", "came", "said"}
+)
+"""Names that do not say what a variable holds."""
 VERBS = frozenset(
     {
         *("Activate", "Add", "Answer", "Append", "Apply", "Ask", "Assign", "Attribute", "Begin", "Bind", "Build"),
@@ -114,6 +118,23 @@ def old_names(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
+def pronouns(source: str) -> Iterator[tuple[int, str]]:
+    """Yield parameters and variables with a name that is a pronoun; fields of classes have the names of documents."""
+    nodes = list(ast.walk(ast.parse(source)))
+    bodies = [statement for node in nodes if isinstance(node, ast.ClassDef) for statement in node.body]
+    fields = {child for statement in bodies for child in ast.iter_child_nodes(statement)}
+    for node in nodes:
+        match node:
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=name):
+                pass
+            case ast.MatchAs(name=name) | ast.MatchStar(name=name) | ast.MatchMapping(rest=name):
+                pass
+            case _:
+                continue
+        if name in PRONOUNS and node not in fields:
+            yield node.lineno, name
+
+
 def without_verb(source: str) -> Iterator[tuple[int, str]]:
     """Yield public functions with docstrings that do not begin with a verb."""
     for node in ast.walk(ast.parse(source)):
@@ -174,6 +195,12 @@ def test_names_in_tests_are_in_plain_english(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
+def test_names_are_nouns(room: str) -> None:
+    wrong = lines_with(f"{room}/**/*.py", lambda source: in_lines(pronouns(source)))
+    assert not wrong, f"name what it holds (findings, gpu, path, installed …):\n{wrong}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_docstrings_of_functions_begin_with_a_verb(room: str) -> None:
     wrong = lines_with(f"{room}/**/*.py", lambda source: in_lines(without_verb(source)))
     assert not wrong, f"begin with a verb (Return, Parse, Yield …):\n{wrong}"
@@ -214,6 +241,17 @@ def test_old_names_are_found() -> None:
     source = "class WishList:\n    def f(self, *wanted, **told_at):\n        self.due = overdue = 1\nTAKEN: int\n"
     assert sorted(old_names(source)) == [(1, "WishList"), (2, "told_at"), (2, "wanted"), (3, "due"), (4, "TAKEN")]
     assert not [*old_names("f(wanted=1).due\n")], "names that the product publishes"
+
+
+def test_pronouns_are_found() -> None:
+    source = (
+        "class A:\n    place: str\n    def f(self, one, *, own=1):\n        said, found = [what for what in one]\n"
+        "        match said:\n            case {'a': came, **given}:\n                return lambda there: found\n"
+    )
+    assert sorted(pronouns(source)) == [
+        *((3, "one"), (3, "own"), (4, "found"), (4, "said"), (4, "what")),
+        *((6, "came"), (6, "given"), (7, "there")),
+    ]
 
 
 def test_a_docstring_without_a_verb_is_found() -> None:
