@@ -149,9 +149,9 @@ def test_a_rank_is_bound_and_has_its_own_threads(program: Path) -> None:
         seat = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
         done = run(program, sys.executable, "-c", code, **seat)
         assert done.returncode == 0, done.stderr
-        threads, *own = map(int, done.stdout.split())
-        assert threads == len({cores[cpu] for cpu in own})
-        bound += own
+        threads, *cpus = map(int, done.stdout.split())
+        assert threads == len({cores[cpu] for cpu in cpus})
+        bound += cpus
         left = run(program, "--no-bind", sys.executable, "-c", code, **seat)
         assert [int(cpu) for cpu in left.stdout.split()[1:]] == allowed
     assert sorted(bound) == allowed

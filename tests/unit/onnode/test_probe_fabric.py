@@ -40,7 +40,7 @@ def test_processors_and_rdma_devices(tmp_path: Path) -> None:
     assert facts.cpu_sets is not None
     assert (len(facts.cpu_sets.online), len(facts.cpu_sets.present), facts.cpu_sets.smt) == (4, 8, "off")
     # A plain file in a device's place is not a device.
-    assert [(one.name, one.device, one.port, one.file) for one in facts.rdma_nodes or ()] == [
+    assert [(node.name, node.device, node.port, node.file) for node in facts.rdma_nodes or ()] == [
         ("uverbs0", "mlx5_0", None, False),
         ("umad0", "mlx5_0", 1, False),
     ]
@@ -64,8 +64,8 @@ def test_flow_control_is_asked_of_ethernet_interfaces_of_rdma_adapters(tmp_path:
             put(tmp_path, f"/sys/class/net/{name}/device/infiniband/mlx5_0/fw_ver", "28\n")
     put(tmp_path, "/sys/class/net/eth1/ecn/roce_np/enable/3", "1\n")
     bundle = collect(tmp_path, tmp_path / "bin")
-    asked = {key: result.stdout for key, result in bundle.commands.items() if key.startswith("dcb")}
-    assert asked == {
+    outputs = {key: result.stdout for key, result in bundle.commands.items() if key.startswith("dcb")}
+    assert outputs == {
         "dcb-pfc-eth1": "pfc show dev eth1 \n",
         "dcb-app-eth1": "-N app show dev eth1 dscp-prio \n",
         "dcb-dcbx-eth1": "dcbx show dev eth1 \n",

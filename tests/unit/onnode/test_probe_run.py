@@ -220,11 +220,11 @@ def test_ended_from_outside_it_takes_its_commands_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "own", "words"),
+    ("limit", "own_limit", "words"),
     [(30.0, 30.0, "no answer within 30 s"), (6.04, 30.0, "no answer within 6.0 s, which was left of the time")],
 )
-def test_the_limit_that_ended_a_command_is_named(limit: float, own: float, words: str) -> None:
-    assert script.late(limit, own).startswith(words)
+def test_the_limit_that_ended_a_command_is_named(limit: float, own_limit: float, words: str) -> None:
+    assert script.late(limit, own_limit).startswith(words)
 
 
 def test_a_tool_for_which_no_time_is_left_is_not_run(tmp_path: Path) -> None:
@@ -271,5 +271,5 @@ def test_gpus_that_wait_for_each_other_are_sampled_again(
     probe = Probe(path=f"{tmp_path}:/usr/bin:/bin", budget_s=budget_s)
     probe.note_answer("nvidia-smi-xml", script.answer(["nvidia-smi"], 0, xml, "", 0.1))
     script.usage_again(probe, 0.0)
-    found = probe.commands.get("nvidia-smi-usage")
-    assert (None if found is None else (found["rc"], found["stdout"])) == recorded
+    reply = probe.commands.get("nvidia-smi-usage")
+    assert (None if reply is None else (reply["rc"], reply["stdout"])) == recorded

@@ -150,16 +150,16 @@ def test_rpm_is_asked_where_there_is_no_dpkg(tmp_path: Path) -> None:
 
 
 def test_modinfo_is_asked_about_the_gpu_module_alone(tmp_path: Path) -> None:
-    found = [
+    paths = [
         "/lib/modules/6.1.0-42-amd64/updates/dkms/nvidia-current.ko",
         "/lib/modules/6.1.0-42-amd64/updates/dkms/nvidia-current-uvm.ko",
         "/lib/modules/6.8.0-60-generic/kernel/nvidia-570srv-open/nvidia.ko.zst",
         "/lib/modules/6.8.0-60-generic/kernel/drivers/platform/x86/nvidia-wmi-ec-backlight.ko.zst",
         "/lib/modules/6.8.0-60-generic/kernel/drivers/video/fbdev/nvidia/nvidiafb.ko.zst",
     ]
-    tool(tmp_path / "bin", "find", printing(found))
+    tool(tmp_path / "bin", "find", printing(paths))
     bundle = collect(tmp_path, tmp_path / "bin")
-    assert bundle.commands["modinfo"].argv == ["modinfo", found[0], found[2]]
+    assert bundle.commands["modinfo"].argv == ["modinfo", paths[0], paths[2]]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def test_its_own_name_and_no_other_of_the_hosts_file(tmp_path: Path) -> None:
         "/etc/hosts",
         "127.0.0.1 localhost\n#10.0.0.1 gpu-1\n127.0.1.1\tgpu-1.x gpu-1 # why\n10.0.0.2 gpu-10\n",
     )
-    own = facts(tmp_path).own_name
-    assert own is not None
-    assert (own.name, own.addresses) == ("gpu-1", ("127.0.1.1",))
+    host = facts(tmp_path).own_name
+    assert host is not None
+    assert (host.name, host.addresses) == ("gpu-1", ("127.0.1.1",))
     assert "gpu-10" not in collect(tmp_path, tmp_path / "bin").to_json()
 
 
@@ -76,7 +76,9 @@ def test_network_mounts_have_the_options_of_the_file_system_and_no_secret(tmp_pa
     text = collect(tmp_path, tmp_path / "bin").to_json()
     assert "hunter2" not in text
     assert "username" not in text
-    assert [(one.path, one.type, one.read_only, one.options) for one in facts(tmp_path).remote_mounts or ()] == [
+    assert [
+        (mount.path, mount.type, mount.read_only, mount.options) for mount in facts(tmp_path).remote_mounts or ()
+    ] == [
         ("/ceph", "ceph", False, ("name=ada", "acl")),
         ("/data", "nfs4", False, ("nosuid", "vers=4.2", "soft", "proto=tcp", "nconnect=16", "addr=10.0.0.9")),
         ("/dav", "fuse.davfs", False, ()),
@@ -161,5 +163,5 @@ def test_links_of_devices(tmp_path: Path) -> None:
             pytest.skip("this container may not make device files")
     link(tmp_path, "/dev/char/195:0", "../nvidia0")
     nodes = facts(tmp_path).device_nodes or ()
-    assert [(one.path, one.linked) for one in nodes] == [("/dev/nvidia0", True), ("/dev/nvidia1", False)]
-    assert all(one.created_s is not None and one.created_s > 0 for one in nodes)
+    assert [(node.path, node.linked) for node in nodes] == [("/dev/nvidia0", True), ("/dev/nvidia1", False)]
+    assert all(node.created_s is not None and node.created_s > 0 for node in nodes)

@@ -285,7 +285,7 @@ def test_package_sources_about_other_things_are_named_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "variables"),
     [
         ("export NCCL_DEBUG=INFO\n", [("NCCL_DEBUG", "INFO")]),
         ('CUDA_LAUNCH_BLOCKING="1"\n', [("CUDA_LAUNCH_BLOCKING", "1")]),
@@ -295,8 +295,8 @@ def test_package_sources_about_other_things_are_named_alone(tmp_path: Path) -> N
         ("MY_CUDA_LAUNCH_BLOCKING=1\nHF_TOKEN=x\nunset LD_PRELOAD\n", []),
     ],
 )
-def test_variables(text: str, found: list[tuple[str, str]]) -> None:
-    assert script.settings_in(text) == found
+def test_variables(text: str, variables: list[tuple[str, str]]) -> None:
+    assert script.settings_in(text) == variables
 
 
 def test_variables_in_comments_do_not_count(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_cdi(tmp_path: Path, form: str) -> None:
     assert (spec.path, spec.size_bytes, spec.cdi_version) == (f"/etc/cdi/nvidia.{form}", len(text), "0.5.0")
     assert (spec.kind, spec.devices) == ("nvidia.com/gpu", ("0", "all"))
     assert (spec.driver_versions, spec.missing) == (("535.1.2",), ("/usr/lib/gone.so",))
-    assert [(one.path, one.major, one.minor) for one in spec.nodes] == [
+    assert [(node.path, node.major, node.minor) for node in spec.nodes] == [
         ("/dev/nvidia-uvm", 510, None),
         ("/dev/nvidia-uvm-tools", 510, 1),
     ]
@@ -509,14 +509,14 @@ def test_a_process_is_stuck_that_is_so_twice(tmp_path: Path, monkeypatch: pytest
 
 def test_processors_are_counted_by_their_settings(tmp_path: Path) -> None:
     for policy, cpus, governor in ((0, "0 1", "performance"), (2, "2 3", "performance"), (4, "4", "powersave")):
-        place = f"/sys/devices/system/cpu/cpufreq/policy{policy}/"
-        put(tmp_path, place + "related_cpus", cpus + "\n")
-        put(tmp_path, place + "scaling_governor", governor + "\n")
+        folder = f"/sys/devices/system/cpu/cpufreq/policy{policy}/"
+        put(tmp_path, folder + "related_cpus", cpus + "\n")
+        put(tmp_path, folder + "scaling_governor", governor + "\n")
     for cpu in range(3):
         for number, (latency, disabled) in enumerate((("0", "0"), ("2", "0"), ("133", str(cpu // 2)), ("x", "0"))):
-            place = f"/sys/devices/system/cpu/cpu{cpu}/cpuidle/state{number}/"
-            put(tmp_path, place + "latency", latency + "\n")
-            put(tmp_path, place + "disable", disabled + "\n")
+            folder = f"/sys/devices/system/cpu/cpu{cpu}/cpuidle/state{number}/"
+            put(tmp_path, folder + "latency", latency + "\n")
+            put(tmp_path, folder + "disable", disabled + "\n")
     put(tmp_path, "/sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n")
     assert stdout(tmp_path, "cpu-clocks").splitlines() == [
         "idle_latency_us\t133\t2",

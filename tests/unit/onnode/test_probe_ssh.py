@@ -68,7 +68,7 @@ def test_a_link_in_the_place_of_a_public_key_gives_nothing_away(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["id_x", "id_x.pub"])
 def test_nothing_but_files_of_the_user_is_opened(name: str) -> None:
     """What opens, opened by a link or not, is a file: the opening of a pipe may block, that of a device start it."""
-    with world() as place:
+    with world() as tree:
 
         def looked() -> tuple[str | None, list[str]]:
             opened: list[str] = []
@@ -78,18 +78,18 @@ def test_nothing_but_files_of_the_user_is_opened(name: str) -> None:
                     opened.append(os.path.realpath(arguments[0]))
 
             sys.addaudithook(note)
-            return private_key(Probe(root=str(place.root)), "/home/.ssh/id_x"), opened
+            return private_key(Probe(root=str(tree.root)), "/home/.ssh/id_x"), opened
 
-        found = {}
-        for way, path in place.ways(place.home, ".ssh", name):
+        outcomes = {}
+        for way, path in tree.ways(tree.home, ".ssh", name):
             if name == "id_x.pub" and path.parent.is_dir() and not path.parent.is_symlink():
                 (path.parent / "id_x").write_text(PRIVATE)
-            found[way] = within(15, looked)
-            assert found[way] != "hangs", way
-            assert str(place.precious) not in found[way], way
-            assert "/dev" not in found[way], way
-            assert SECRET not in found[way], way
-    assert "/home/.ssh/id_x" in found[f"nothing at {name}"] or name == "id_x", "others are opened"
+            outcomes[way] = within(15, looked)
+            assert outcomes[way] != "hangs", way
+            assert str(tree.precious) not in outcomes[way], way
+            assert "/dev" not in outcomes[way], way
+            assert SECRET not in outcomes[way], way
+    assert "/home/.ssh/id_x" in outcomes[f"nothing at {name}"] or name == "id_x", "others are opened"
 
 
 def test_accounts_without_a_password_that_have_a_shell(tmp_path: Path) -> None:
