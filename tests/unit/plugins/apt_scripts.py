@@ -36,15 +36,15 @@ def fresh(name: str) -> ModuleType:
 def load(name: str) -> ModuleType:
     """Return a part with those that it shares with others, for this test alone."""
     places = {part: f"{PACKAGE}.{part}" for part in SHARED}
-    known = {place: sys.modules[place] for place in places.values() if place in sys.modules}
+    known = {full_name: sys.modules[full_name] for full_name in places.values() if full_name in sys.modules}
     try:
-        for part, place in places.items():
-            sys.modules[place] = fresh(part)
-        shared = tuple(sys.modules[place] for place in places.values() if not place.endswith(name))
+        for part, full_name in places.items():
+            sys.modules[full_name] = fresh(part)
+        shared = tuple(sys.modules[full_name] for full_name in places.values() if not full_name.endswith(name))
         module = fresh(name)
     finally:
-        for place in places.values():
-            sys.modules.pop(place, None)
+        for full_name in places.values():
+            sys.modules.pop(full_name, None)
         sys.modules.update(known)
     names = {key: value for part in shared for key, value in vars(part).items()}
     vars(module).update({**names, **vars(module), "shared": shared})

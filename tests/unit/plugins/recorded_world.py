@@ -79,7 +79,9 @@ def nvidias(system: str) -> str:
             if not system.startswith("debian") and re.match(r"(lib|xserver|nvidia-(utils|compute|dkms|kernel))", name):
                 bare = re.sub(r"-\d{3}(?=$|-)", "", name)
                 if name not in UNSUFFIXED:
-                    others = [one for one in (bare, *(bare_with(bare, old) for old in ("570", "580"))) if one != name]
+                    others = [
+                        other for other in (bare, *(bare_with(bare, old) for old in ("570", "580"))) if other != name
+                    ]
                     more = f"Conflicts: {', '.join(others)}\nReplaces: {', '.join(others)}\n"
             if name == "nvidia-open" and system.startswith("debian"):
                 more = "Conflicts: nvidia-kernel-dkms\n"
@@ -104,10 +106,10 @@ class World:
         (folder / "admin").mkdir()
         self.installed: dict[str, str] = {"libc6": "2.39"}
         vendor = "Ubuntu" if system.startswith("ubuntu") else "Debian"
-        own = stanza("libc6", "2.39", []) + stanza("dkms", DISTRIBUTIONS_DKMS[system], ["libc6"])
-        own += stanza("dh-dkms", DISTRIBUTIONS_DKMS[system], [])
-        own += stanza("infiniband-diags", "1", []) + stanza("libxnvctrl0", "510.47.03-0ubuntu4", [])
-        self.publish("archive", own, f"Origin: {vendor}\nLabel: {vendor}\n")
+        stanzas = stanza("libc6", "2.39", []) + stanza("dkms", DISTRIBUTIONS_DKMS[system], ["libc6"])
+        stanzas += stanza("dh-dkms", DISTRIBUTIONS_DKMS[system], [])
+        stanzas += stanza("infiniband-diags", "1", []) + stanza("libxnvctrl0", "510.47.03-0ubuntu4", [])
+        self.publish("archive", stanzas, f"Origin: {vendor}\nLabel: {vendor}\n")
         self.publish("cuda", nvidias(system), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
         self.source("archive")
 

@@ -49,10 +49,10 @@ def test_an_answer_has_declared_keys_of_declared_types_alone(data: st.DataObject
     keys = {**answers.DECLARED[module], **answers.MORE.get(module, {})}
     known = {**answers.ALWAYS, **answers.CRASHED, **keys}
     answer = data.draw(st.dictionaries(st.sampled_from([*known, *KEYS]) | st.text(), JSON, max_size=12))
-    found = answers.gated(answer, keys)
-    assert found.keys() <= known.keys()
-    assert all(isinstance(value, KINDS[known[name]]) for name, value in found.items())
-    shown = [text for name, value in found.items() if known[name] != "document" for text in texts(value)]
+    fields = answers.gated(answer, keys)
+    assert fields.keys() <= known.keys()
+    assert all(isinstance(value, KINDS[known[name]]) for name, value in fields.items())
+    shown = [text for name, value in fields.items() if known[name] != "document" for text in texts(value)]
     assert [text for text in shown if answers.CONTROL.search(text) or len(text) > answers.LONGEST] == []
 
 
@@ -75,9 +75,9 @@ def test_long_answers_are_cut(size: int) -> None:
 def test_a_modules_warnings_are_kept_as_lines() -> None:
     """As text, and as ansible-core 2.19 decodes them."""
     summary = WarningSummary(event=Event(msg="a reboot is\x1b pending"))
-    found = answers.gated({"warnings": ["one", summary, {"msg": 1}, 7] + ["more"] * 99}, {})["warnings"]
-    assert found[:3] == ["one", "a reboot is\N{REPLACEMENT CHARACTER} pending", "more"]
-    assert len(found) < answers.MOST_WARNINGS + 1
+    lines = answers.gated({"warnings": ["one", summary, {"msg": 1}, 7] + ["more"] * 99}, {})["warnings"]
+    assert lines[:3] == ["one", "a reboot is\N{REPLACEMENT CHARACTER} pending", "more"]
+    assert len(lines) < answers.MOST_WARNINGS + 1
 
 
 @pytest.fixture
@@ -124,9 +124,9 @@ def test_a_reference_of_another_node_is_not_resolved(run: controller.Run) -> Non
 
 
 def action(**variables: Any) -> controller.GpunodeAction:
-    found = managed_files.ActionModule.__new__(managed_files.ActionModule)
-    found.host, found.task_vars = "gpu1", variables
-    return found
+    plugin = managed_files.ActionModule.__new__(managed_files.ActionModule)
+    plugin.host, plugin.task_vars = "gpu1", variables
+    return plugin
 
 
 @pytest.mark.parametrize("name", ["docker_users", "gpunode_drain_tasks", "__gpunode_drained", "nvidia_repository_key"])
@@ -176,9 +176,9 @@ def test_differences_are_compared_in_time(seed: int) -> None:
 
 
 def test_a_difference_of_mappings_is_compared_as_text() -> None:
-    (found,) = answers.gated({"diff": {"before": {"state": "absent"}, "after": {"state": "file"}}}, {})["diff"]
-    assert '"state": "absent"' in found["before"]
-    assert '"state": "file"' in found["after"]
+    (sides,) = answers.gated({"diff": {"before": {"state": "absent"}, "after": {"state": "file"}}}, {})["diff"]
+    assert '"state": "absent"' in sides["before"]
+    assert '"state": "file"' in sides["after"]
 
 
 def test_a_compressed_document_is_read_whole_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_a_compressed_document_is_read_whole_or_refused(monkeypatch: pytest.Monk
 
 def test_messages_and_warnings_have_no_password_of_a_url() -> None:
     line = "could not reach http://ada:se/cret@proxy:3128 for http://mirror.example.org:80/a"
-    found = answers.gated({"msg": line, "warnings": [line], "module_stderr": line, "stdout": line}, {"stdout": "str"})
+    fields = answers.gated({"msg": line, "warnings": [line], "module_stderr": line, "stdout": line}, {"stdout": "str"})
     shown = line.replace("ada:se/cret", "(not shown)")
-    assert found == {"msg": shown, "warnings": [shown], "module_stderr": shown, "stdout": line}
+    assert fields == {"msg": shown, "warnings": [shown], "module_stderr": shown, "stdout": line}
     began = time.monotonic()
     answers.covered("://a:" * (1 << 14))
     assert time.monotonic() - began < 5

@@ -38,12 +38,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     defaults = {name: option.get("default") for name, option in OPTIONS.items()}
     files = {f"{world.apt}/apt.conf.d/52own": world.settings}
 
-    def asked(**parts: Any) -> dict[str, Any]:
+    def preview(**parts: Any) -> dict[str, Any]:
         question = {**defaults, "bound": ["driver"], "files": files, "simulate": True, **parts}
         answer: dict[str, Any] = script.answer(question)
         return answer
 
-    return asked
+    return preview
 
 
 DRIVER = {"driver": "2-1", "library": "2-1"}

@@ -120,7 +120,7 @@ def test_the_other_files_of_the_node_do_not_affect_the_judgement_of_ours(script:
 
 
 @pytest.fixture
-def asked() -> Iterator[tuple[int, list[tuple[str, str]]]]:
+def proxy() -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """A proxy's port, and what it was asked for, with the name and password that it was given."""
     seen: list[tuple[str, str]] = []
 
@@ -128,8 +128,8 @@ def asked() -> Iterator[tuple[int, list[tuple[str, str]]]]:
         def do_GET(self) -> None:
             word = self.headers.get("Proxy-Authorization", "").rpartition(" ")[2]
             seen.append((self.path, base64.b64decode(word).decode()))
-            found = self.path.endswith("/Packages")
-            self.send_response(200 if found else 404)
+            is_index = self.path.endswith("/Packages")
+            self.send_response(200 if is_index else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -146,9 +146,9 @@ def asked() -> Iterator[tuple[int, list[tuple[str, str]]]]:
 
 @needs_apt
 def test_a_password_for_a_proxy_is_for_root_alone_and_reaches_those_that_fetch(
-    script: ModuleType, asked: tuple[int, list[tuple[str, str]]]
+    script: ModuleType, proxy: tuple[int, list[tuple[str, str]]]
 ) -> None:
-    port, seen = asked
+    port, seen = proxy
     apt = script.APT
     files = {
         f"{apt}/apt.conf.d/52gpunode-a": f'Acquire::http::Proxy::repo.invalid "http://u:proxypw@127.0.0.1:{port}";\n',

@@ -22,14 +22,14 @@ def test_a_release_is_a_version_without_epoch_and_revision(version: str, release
 
 
 def test_the_newest_release_that_all_have_is_chosen() -> None:
-    there = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
-    assert script.settle(bound("driver", "manager"), "580.*", there) == ("580.1", None)
-    assert script.settle(bound("driver", "manager"), "595.1", there) == ("595.1", None)
+    by_name = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
+    assert script.settle(bound("driver", "manager"), "580.*", by_name) == ("580.1", None)
+    assert script.settle(bound("driver", "manager"), "595.1", by_name) == ("595.1", None)
 
 
 def test_what_lacks_the_release_is_named_with_what_it_has() -> None:
-    there = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
-    release, output = script.settle(bound("driver", "manager"), "580.2", there)
+    by_name = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
+    release, output = script.settle(bound("driver", "manager"), "580.2", by_name)
     assert release is None
     assert output == {
         "lacking": {"manager": ["595.1", "580.1"]},
@@ -39,8 +39,8 @@ def test_what_lacks_the_release_is_named_with_what_it_has() -> None:
 
 
 def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -> None:
-    there = {"driver": ["580.2-1"]}
-    release, _ = script.settle(bound(driver="@RELEASE@-0ubuntu*"), "580.2", there)
+    by_name = {"driver": ["580.2-1"]}
+    release, _ = script.settle(bound(driver="@RELEASE@-0ubuntu*"), "580.2", by_name)
     assert release is None
     assert script.fitting(["580.2-1", "580.2-0ubuntu0.24.04.1"], "@RELEASE@-0ubuntu*", "580.2").endswith(".1")
 
@@ -56,8 +56,8 @@ def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -
 )
 def test_of_alternatives_the_first_that_a_list_has_is_asked_for(known: set[str], chosen: list[str]) -> None:
     alternatives = {"nvidia-headless-open": ["nvidia-dkms-open"]}
-    asked = {"bound": ["m=@RELEASE@-*", "nvidia-headless-open=@RELEASE@-*"], "alternatives": alternatives}
-    assert script.with_names_that_exist(asked, known) == bound(*chosen)
+    question = {"bound": ["m=@RELEASE@-*", "nvidia-headless-open=@RELEASE@-*"], "alternatives": alternatives}
+    assert script.with_names_that_exist(question, known) == bound(*chosen)
 
 
 def test_a_status_without_the_driver_has_everything_else() -> None:

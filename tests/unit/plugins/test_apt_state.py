@@ -105,11 +105,11 @@ def test_a_damaged_file_of_ours_hides_nothing(tmp_path: Path, monkeypatch: pytes
     for name in state.PARTS:
         (tmp_path / name).mkdir()
     (tmp_path / part / "50gpunode-docker.sources").write_text("damaged\n")
-    theirs = tmp_path / "sources.list.d" / "theirs.sources"
-    theirs.write_text("Types: deb\nURIs: http://a.invalid/b\nSuites: bookworm\nComponents: main\n")
+    foreign_file = tmp_path / "sources.list.d" / "theirs.sources"
+    foreign_file.write_text("Types: deb\nURIs: http://a.invalid/b\nSuites: bookworm\nComponents: main\n")
     with state.passing_over_damaged({}):
         assert "Package files:" in state.output_or_empty(["apt-cache", *state.NO_CACHE, "policy"])
-        assert [one["file"] for one in state.sources()] == [str(theirs)]
+        assert [source["file"] for source in state.sources()] == [str(foreign_file)]
 
 
 def start(tmp_path: Path, apt_config: str) -> "subprocess.Popen[str]":

@@ -136,8 +136,8 @@ def test_a_missing_package_comes_with_what_it_needs_and_is_held(
 
     machine = Apt(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | http://vendor")
     output = asked(script, machine, install=["libnccl-dev=2.27.3-*"], hold=["libnccl*"], memory=str(memory))
-    own = memory.read_text(encoding="utf-8").split("\n", 1)[1].split()
-    assert own == ["libnccl-dev", *([] if fails else ["zlib1g"])], "what is installed now and was not before"
+    added = memory.read_text(encoding="utf-8").split("\n", 1)[1].split()
+    assert added == ["libnccl-dev", *([] if fails else ["zlib1g"])], "what is installed now and was not before"
     if fails:
         return
     assert output["install"] == {"libnccl-dev": "2.27.3-1+cuda12.9", "zlib1g": "1.2"}
@@ -325,7 +325,7 @@ def test_the_journal_gets_its_folder_and_replaces_the_one_before(script: Any, tm
     for names in ({"b", "a"}, {"c"}):
         script.write_names(path, names)
         assert script.names_left() == sorted(names)
-    assert [one.name for one in path.parent.iterdir()] == ["transaction"]
+    assert [file.name for file in path.parent.iterdir()] == ["transaction"]
 
 
 @pytest.mark.parametrize(
@@ -357,24 +357,24 @@ def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: Any)
         seen.append(preferences)
         yield
 
-    found = {"target": "580.2", "exact": ["a=580.2-1"], "install": {"a": "580.2-1"}, "remove": ["half"]}
+    solution = {"target": "580.2", "exact": ["a=580.2-1"], "install": {"a": "580.2-1"}, "remove": ["half"]}
     script.passing_over_damaged = passing_over_damaged
-    script.resolved = lambda *_: dict(found)
+    script.resolved = lambda *_: dict(solution)
     machine = Machine("Inst a (580.2-1 NVIDIA [amd64])\nRemv half [1.0-1]", "a | 580.2-1 | http://vendor")
-    own = "/etc/apt/preferences.d/own"
+    path = "/etc/apt/preferences.d/own"
     parts: dict[str, Any] = {
         "bound": ["a=@RELEASE@-*"],
         "closure": ["half"],
-        "files": {own: "Pin: version @RELEASE@-*\n"},
+        "files": {path: "Pin: version @RELEASE@-*\n"},
     }
     preview = asked(script, machine, **parts, simulate=True)
-    assert {key: preview[key] for key in found} == found
+    assert {key: preview[key] for key in solution} == solution
     assert machine.changes == []
     done = asked(script, machine, **parts)
     assert (done["install"], done["remove"]) == (preview["install"], preview["remove"])
     (argv,) = [argv for argv in machine.changes if "install" in argv]
     assert argv[-2:] == ["a=580.2-1", "half-"]
-    assert seen == [{own: "Pin: version 580.2-*\n"}]
+    assert seen == [{path: "Pin: version 580.2-*\n"}]
 
 
 def test_a_full_disk_leaves_no_part_of_the_policy(script: Any) -> None:
@@ -410,8 +410,8 @@ def test_a_full_disk_leaves_no_part_of_the_policy(script: Any) -> None:
 def test_a_bound_transaction_is_refused_before_it_begins_and_in_its_preview(
     script: Any, install: dict[str, str], remove: list[str], parts: dict[str, Any], words: str
 ) -> None:
-    found = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1", **install}, "remove": remove}
-    script.resolved = lambda *_: dict(found)
+    solution = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1", **install}, "remove": remove}
+    script.resolved = lambda *_: dict(solution)
     machine = Machine()
     asks = {"bound": ["a=@RELEASE@-*"], "simulate": True, **parts}
     if not words:
@@ -424,8 +424,8 @@ def test_a_bound_transaction_is_refused_before_it_begins_and_in_its_preview(
 
 
 def test_the_preview_of_a_bound_transaction_reports_its_holds(script: Any) -> None:
-    found = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1"}, "remove": ["libnccl2"]}
-    script.resolved = lambda *_: dict(found)
+    solution = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1"}, "remove": ["libnccl2"]}
+    script.resolved = lambda *_: dict(solution)
     machine = Machine("Inst a (2-1 x [amd64])\nRemv libnccl2 [1]", "a | 2-1 | x")
     parts = {"bound": ["a"], "closure": ["libnccl2"], "hold": ["a", "libc*", "libnccl2"], "unhold": ["libcuda1", "x"]}
     preview = asked(script, machine, **parts, simulate=True)
@@ -519,8 +519,8 @@ def test_what_earlier_transactions_bring_and_remove_is_not_planned_again(
                 return super().output_of(argv, limit_s)
             words = argv[argv.index("install") + 1 :]
             asked_of_apt.append(words)
-            own = "Inst requested (1-1 x)\nInst moved (2 x)\n" if "requested=1-1" in words else ""
-            return f"Inst common (2 x)\nInst moved (1 x)\nRemv libcuda1 [580.95.05-1]\n{own}"
+            lines = "Inst requested (1-1 x)\nInst moved (2 x)\n" if "requested=1-1" in words else ""
+            return f"Inst common (2 x)\nInst moved (1 x)\nRemv libcuda1 [580.95.05-1]\n{lines}"
 
     monkeypatch.setattr(script, "lay_over", lambda *_: None)
     planned = {"packages": {"common": "2", "moved": "1"}, "purge": ["libcuda1", "never-installed"]}
@@ -851,11 +851,11 @@ def test_names_with_an_architecture_have_the_versions_that_apt_prints_without_it
         ("libc6:amd64",): libc,
         ("libc6:i386",): "N: Unable to locate\n",
     }
-    asked: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
 
     def output_of(argv: list[str], limit_s: int) -> str:
-        asked.append(tuple(argv[argv.index("madison") + 1 :]))
-        return printed[asked[-1]]
+        calls.append(tuple(argv[argv.index("madison") + 1 :]))
+        return printed[calls[-1]]
 
     monkeypatch.setattr(script, "output_of", output_of)
     assert script.offered([], ["libc6", "libc6:amd64", "libc6:i386", "wine32"]) == {
@@ -864,5 +864,5 @@ def test_names_with_an_architecture_have_the_versions_that_apt_prints_without_it
         "libc6:i386": [],
         "wine32": ["8.0~repack-4"],
     }
-    assert asked == list(printed)
+    assert calls == list(printed)
     assert script.offered([], []) == {}

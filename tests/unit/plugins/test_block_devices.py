@@ -68,16 +68,16 @@ class Node:
         (self.root / "dev").mkdir(exist_ok=True)
         (self.root / "dev/md127").write_bytes(head.ljust((4 << 20) - len(tail), b"\0") + tail)
 
-    def erased(self, one: dict[str, Any]) -> None:
+    def erased(self, state: dict[str, Any]) -> None:
         """As the module does it, without O_EXCL on a device."""
-        self.calls.append(["wipefs", "--all", one["device"]])
-        self.signed[Path(one["device"]).name] = []
+        self.calls.append(["wipefs", "--all", state["device"]])
+        self.signed[Path(state["device"]).name] = []
 
     def output(self, argv: list[str], _limit_s: float = 0) -> str:
         self.calls.append(argv)
         if argv[0] == "wipefs" and "--no-act" in argv:
-            found = self.signed.get(Path(argv[-1]).name, [])
-            return json.dumps({"signatures": found}) if found else ""
+            signatures = self.signed.get(Path(argv[-1]).name, [])
+            return json.dumps({"signatures": signatures}) if signatures else ""
         if argv[0] == "findmnt":
             if not self.table:
                 raise DiskError("findmnt failed: 1")
@@ -110,20 +110,20 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return made
 
 
-def asked(node: Node, *names: str, erase: tuple[str, ...] = (), own: dict[str, str] = OWN) -> dict[str, Any]:
+def asked(node: Node, *names: str, erase: tuple[str, ...] = (), uuids: dict[str, str] = OWN) -> dict[str, Any]:
     ids = [f"virtio-{name}" for name in names]
     answer: dict[str, Any] = block_devices.answered(
-        {"disks": ids, "own": own, "erase": [f"virtio-{name}" for name in erase]}
+        {"disks": ids, "own": uuids, "erase": [f"virtio-{name}" for name in erase]}
     )
     return answer
 
 
 def test_an_empty_disk_is_free(node: Node) -> None:
     node.disk("vdc")
-    found = asked(node, "vdc")
-    assert found["refusals"] == []
-    assert found["disks"]["virtio-vdc"]["bytes"] == 4 << 20
-    assert (found["target"], found["filesystem"]) == (None, False)
+    answer = asked(node, "vdc")
+    assert answer["refusals"] == []
+    assert answer["disks"]["virtio-vdc"]["bytes"] == 4 << 20
+    assert (answer["target"], answer["filesystem"]) == (None, False)
 
 
 def test_what_a_disk_carries_goes_where_its_id_is_confirmed(node: Node) -> None:
@@ -133,10 +133,10 @@ def test_what_a_disk_carries_goes_where_its_id_is_confirmed(node: Node) -> None:
     with (node.root / "dev/vde").open("r+b") as stream:
         stream.seek(-5, os.SEEK_END)
         stream.write(b"\1")
-    found = asked(node, "vdc", "vdd", "vde")["refusals"]
-    assert "carries ext4 'x'" in found[0]
-    assert "carries data of an unknown kind" in found[1]
-    assert "carries data of an unknown kind" in found[2]
+    refusals = asked(node, "vdc", "vdd", "vde")["refusals"]
+    assert "carries ext4 'x'" in refusals[0]
+    assert "carries data of an unknown kind" in refusals[1]
+    assert "carries data of an unknown kind" in refusals[2]
     assert asked(node, "vdc", "vdd", "vde", erase=("vdc", "vdd", "vde"))["refusals"] == []
 
 
@@ -157,10 +157,10 @@ def test_what_is_in_use_is_refused_even_where_it_is_confirmed(node: Node) -> Non
     node.table = [{"source": "/dev/vdh", "target": "/old"}]
     (node.root / "fstab").write_text("LABEL=old /old ext4 noauto 0 0\n")
     names = ("vdc", "vdd", "vde", "vdf", "vdg", "vdh")
-    found = asked(node, *names, erase=names)["refusals"]
+    refusals = asked(node, *names, erase=names)["refusals"]
     words = ("is mounted on /mnt/a b", "held by dm-0", "read-only", "consists of other", "is swap", "source of /old")
-    assert len(found) == len(words)
-    for line, word in zip(found, words, strict=True):
+    assert len(refusals) == len(words)
+    for line, word in zip(refusals, words, strict=True):
         assert word in line
         assert "never erased" in line
 
@@ -182,30 +182,30 @@ def test_a_table_that_cannot_be_read_is_not_an_empty_table(node: Node) -> None:
 def test_invalid_and_duplicate_ids_are_reported(node: Node) -> None:
     node.disk("vdc")
     (node.root / "by-id/virtio-again").symlink_to(node.root / "dev/vdc")
-    found = asked(node, "vdc", "again", "gone")["refusals"]
-    assert "is the same disk as virtio-vdc" in found[0]
-    assert "virtio-gone: no such disk" in found[1]
+    refusals = asked(node, "vdc", "again", "gone")["refusals"]
+    assert "is the same disk as virtio-vdc" in refusals[0]
+    assert "virtio-gone: no such disk" in refusals[1]
 
 
 def test_disks_of_the_role_are_known_again(node: Node) -> None:
     node.disk("vdc", XFS)
-    found = asked(node, "vdc")
-    assert found["refusals"] == []
-    assert found["target"].endswith("/vdc")
-    assert found["filesystem"] is True
+    answer = asked(node, "vdc")
+    assert answer["refusals"] == []
+    assert answer["target"].endswith("/vdc")
+    assert answer["filesystem"] is True
     node.disk("vdd", MEMBER)
     node.disk("vde", MEMBER)
     for name in ("vdd", "vde"):
         (node.root / "sys" / name / "holders/md127").touch()
     node.signed["md127"] = [XFS]
-    found = asked(node, "vdd", "vde", own=ARRAY)
-    assert (found["target"], found["filesystem"], found["refusals"]) == ("/dev/md127", True, [])
+    answer = asked(node, "vdd", "vde", uuids=ARRAY)
+    assert (answer["target"], answer["filesystem"], answer["refusals"]) == ("/dev/md127", True, [])
     node.disk("vdf")
-    assert "already belongs to the array" in asked(node, "vdd", "vdf", own=ARRAY)["refusals"][0]
+    assert "already belongs to the array" in asked(node, "vdd", "vdf", uuids=ARRAY)["refusals"][0]
 
 
-def requested(*names: str, own: dict[str, str] = ARRAY, erase: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"disks": [f"virtio-{name}" for name in names], "name": "gpunode-scratch", "erase": list(erase), **own}
+def requested(*names: str, uuids: dict[str, str] = ARRAY, erase: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"disks": [f"virtio-{name}" for name in names], "name": "gpunode-scratch", "erase": list(erase), **uuids}
 
 
 def written(node: Node) -> list[list[str]]:
@@ -234,15 +234,15 @@ def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> No
 def test_a_single_disk_is_erased_where_that_is_confirmed_and_carries_the_file_system(node: Node) -> None:
     node.disk("vdc", EXT4)
     device = str(node.root / "dev/vdc")
-    given = requested("vdc", own=OWN, erase=("virtio-vdc",))
-    erase, create = scratch_disks.made(given, check=True)
+    request = requested("vdc", uuids=OWN, erase=("virtio-vdc",))
+    erase, create = scratch_disks.made(request, check=True)
     assert (erase.startswith(f"erase virtio-vdc ({device}): "), create) == (True, "create the file system")
     assert written(node) == []
-    assert scratch_disks.made(given, check=False) == [erase, f"create the file system on {device}"]
+    assert scratch_disks.made(request, check=False) == [erase, f"create the file system on {device}"]
     wipefs, mkfs = written(node)
     assert wipefs == ["wipefs", "--all", device]
     assert (mkfs[0], mkfs[-1], "-f" in mkfs) == ("mkfs.xfs", device, False)
-    assert scratch_disks.made(given, check=False) == scratch_disks.made(given, check=True) == []
+    assert scratch_disks.made(request, check=False) == scratch_disks.made(request, check=True) == []
 
 
 def test_nothing_is_written_where_one_disk_is_refused(node: Node) -> None:
@@ -308,34 +308,34 @@ def test_what_was_used_is_never_formatted_without_a_confirmation_of_all_its_disk
         node.disk(name)
     held = node.root / "sys"
     seen = set()
-    for one in traces():
+    for trace in traces():
         for name in ("vdc", "vdd"):
-            node.signed[name] = [MEMBER] if one.members else []
+            node.signed[name] = [MEMBER] if trace.members else []
             holder = held / name / "holders/md127"
-            holder.touch() if one.members and one.assembled else holder.unlink(missing_ok=True)
-        node.array(one.head, one.tail)
-        node.signed["md127"] = one.array
+            holder.touch() if trace.members and trace.assembled else holder.unlink(missing_ok=True)
+        node.array(trace.head, trace.tail)
+        node.signed["md127"] = trace.array
         node.calls.clear()
-        intact = one.members == 2 and one.array == [XFS]
-        given = {**requested("vdc", "vdd", erase=one.erase), "used": one.used}
-        question = {"disks": given["disks"], "own": ARRAY, "erase": one.erase, "used": one.used}
+        intact = trace.members == 2 and trace.array == [XFS]
+        request = {**requested("vdc", "vdd", erase=trace.erase), "used": trace.used}
+        question = {"disks": request["disks"], "own": ARRAY, "erase": trace.erase, "used": trace.used}
         refused = block_devices.answered(question)["refusals"]
         message = ""
         try:
-            scratch_disks.made(given, check=False)
+            scratch_disks.made(request, check=False)
         except DiskError as err:
             message = str(err)
         formatted = [argv for argv in written(node) if argv[0] == "mkfs.xfs" or "--all" in argv or "--create" in argv]
         if intact:
-            assert (formatted, message) == ([], ""), one
-        elif len(one.erase) >= 2 or one.is_lost():
-            assert (bool(formatted), message) == (True, ""), one
+            assert (formatted, message) == ([], ""), trace
+        elif len(trace.erase) >= 2 or trace.is_lost():
+            assert (bool(formatted), message) == (True, ""), trace
         else:
-            assert formatted == [], one
-            assert "xfs_repair /dev/" in message, one
-            assert "storage_confirm_erase" in message, one
+            assert formatted == [], trace
+            assert "xfs_repair /dev/" in message, trace
+            assert "storage_confirm_erase" in message, trace
             # An array that is not assembled can only be read by the run that assembles it.
-            assert refused or (one.members and not one.assembled), one
+            assert refused or (trace.members and not trace.assembled), trace
         seen.add((intact, bool(formatted), bool(message)))
     assert len(seen) == 3
 
@@ -358,11 +358,11 @@ def test_disks_that_are_given_up_are_erased_after_their_array_was_stopped(
         base = node.disk(name, MEMBER if array else XFS)
         if assembled:
             (base / "holders/md127").touch()
-    given = requested(*names, own=ARRAY if array else OWN, erase=tuple(f"virtio-{name}" for name in names))
-    steps = scratch_disks.released(given, check=True)
+    request = requested(*names, uuids=ARRAY if array else OWN, erase=tuple(f"virtio-{name}" for name in names))
+    steps = scratch_disks.released(request, check=True)
     assert steps == [f"erase virtio-{name} ({node.root}/dev/{name})" for name in names]
     assert written(node) == []
-    assert scratch_disks.released(given, check=False) == steps
+    assert scratch_disks.released(request, check=False) == steps
     stop = [["wipefs", "--all", "/dev/md127"], ["mdadm", "--stop", "/dev/md127"]] if assembled else []
     assert written(node) == [*stop, *(["wipefs", "--all", f"{node.root}/dev/{name}"] for name in names)]
 
@@ -377,7 +377,7 @@ def test_both_ends_of_a_disk_are_erased(node: Node, parts: list[str], size: int)
     assert path.read_bytes() == bytes(end) + b"\1" * (size - 2 * end) + bytes(min(end, size - end))
     nodes = [*(f"/dev/{part}" for part in parts), str(path)]
     reread = [["blockdev", "--rereadpt", str(path)]] if parts else []
-    assert node.calls == [*(["wipefs", "--all", one] for one in nodes), scratch_disks.SETTLE, *reread]
+    assert node.calls == [*(["wipefs", "--all", device] for device in nodes), scratch_disks.SETTLE, *reread]
 
 
 def test_a_disk_that_is_not_empty_after_erasing_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +393,7 @@ def test_what_is_mounted_is_not_released(node: Node) -> None:
     mounts = node.root / "proc/self/mountinfo"
     mounts.write_text(f"{mounts.read_text()}30 22 254:1 / /scratch rw - xfs {node.root}/dev/vdc rw\n")
     with pytest.raises(DiskError, match="is mounted on /scratch"):
-        scratch_disks.released(requested("vdc", own=OWN, erase=("virtio-vdc",)), check=False)
+        scratch_disks.released(requested("vdc", uuids=OWN, erase=("virtio-vdc",)), check=False)
     assert written(node) == []
 
 
@@ -416,7 +416,7 @@ def test_a_mount_point_lists_what_is_below_it(tmp_path: Path) -> None:
     assert block_devices.place(str(tmp_path / "file"), [])["kind"] == "other"
     assert block_devices.place(str(tmp_path / "gone"), [])["kind"] == "absent"
     with (tmp_path / "file").open():
-        assert any(f"({os.getpid()})" in one for one in block_devices.users(str(tmp_path)))
+        assert any(f"({os.getpid()})" in user for user in block_devices.users(str(tmp_path)))
     remote = {"path": str(tmp_path), "fstype": "nfs4", "source": "s:/e", "number": "0:50", "options": "rw"}
     assert block_devices.place(str(tmp_path), [remote])["mode"] is None
 

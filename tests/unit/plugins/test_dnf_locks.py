@@ -23,9 +23,9 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path, **question: Any) -> tuple[list[str], list[str]]:
     """Write a role's part; the lines that came, and those that went."""
-    asked = {"drop_locks": [], **question}
-    simulated = dnf_transaction.change_locks(str(path), CUDA, **asked, write=False)
-    answer: tuple[list[str], list[str]] = dnf_transaction.change_locks(str(path), CUDA, **asked, write=True)
+    arguments = {"drop_locks": [], **question}
+    simulated = dnf_transaction.change_locks(str(path), CUDA, **arguments, write=False)
+    answer: tuple[list[str], list[str]] = dnf_transaction.change_locks(str(path), CUDA, **arguments, write=True)
     assert answer == simulated
     return answer
 

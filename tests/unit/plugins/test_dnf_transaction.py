@@ -13,11 +13,11 @@ from ansible_collections.gpunode.node.plugins.module_utils.package_engine import
 
 @dataclass(frozen=True, order=True)
 class Package:
-    """A package of the sack; ``there``: it is installed."""
+    """A package of the sack; ``installed`` or available."""
 
     name: str
     version: str
-    there: bool = False
+    installed: bool = False
     arch: str = "x86_64"
 
     @property
@@ -38,13 +38,15 @@ class Query:
         return bool(self.packages)
 
     def filter(self, name: str | None = None, version: str | None = None, **_: object) -> "Query":
-        return Query(one for one in self.packages if name in (None, one.name) and version in (None, one.version))
+        return Query(
+            package for package in self.packages if name in (None, package.name) and version in (None, package.version)
+        )
 
     def installed(self) -> "Query":
-        return Query(one for one in self.packages if one.there)
+        return Query(package for package in self.packages if package.installed)
 
     def available(self) -> "Query":
-        return Query(one for one in self.packages if not one.there)
+        return Query(package for package in self.packages if not package.installed)
 
 
 class Base:
@@ -78,7 +80,9 @@ def subjects(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def subject(name: str) -> SimpleNamespace:
         return SimpleNamespace(
-            get_best_query=lambda sack: Query(one for one in sack.query() if one.name.startswith(name.rstrip("*")))
+            get_best_query=lambda sack: Query(
+                package for package in sack.query() if package.name.startswith(name.rstrip("*"))
+            )
         )
 
     monkeypatch.setattr(module, "dnf", SimpleNamespace(subject=SimpleNamespace(Subject=subject)))
@@ -93,13 +97,13 @@ def test_a_name_that_several_packages_answer_to_is_refused() -> None:
         module.best_of(base, "per*")
     assert module.best_of(base, "perl").name == "perl"
     assert module.best_of(base, "vim") == Package("vim-enhanced", "9")
-    assert module.best_of(Base(Package("perl-doc", "5", there=True), Package("perl", "5")), "per*") is None
+    assert module.best_of(Base(Package("perl-doc", "5", installed=True), Package("perl", "5")), "per*") is None
 
 
 def test_of_the_closure_what_is_not_installed_does_not_come() -> None:
     base = Base(
         *(Package(name, "2") for name in ("driver", "library", "tool")),
-        *(Package(name, "1", there=True) for name in ("library", "old")),
+        *(Package(name, "1", installed=True) for name in ("library", "old")),
     )
     module.mark(base, question(bound=["driver"], closure=["library", "old", "tool"]), "2")
     assert sorted(base.done) == ["install driver 2", "install library 2", "remove old 1"]
@@ -121,7 +125,7 @@ def test_the_record_of_a_failed_transaction_has_what_it_installed(
         assert record.read_text(encoding="utf-8").split("\n")[1:3] == ["half", "not"]
         raise OSError("a script of half failed")
 
-    base = Base(Package("bash", "5", there=True))
+    base = Base(Package("bash", "5", installed=True))
     base.transaction = SimpleNamespace(remove_set=[])
     monkeypatch.setattr(base, "do_transaction", fails, raising=False)
     monkeypatch.setattr(module, "configured", lambda *_: base)
@@ -137,7 +141,7 @@ def test_the_record_of_a_failed_transaction_has_what_it_installed(
 
 
 def test_what_an_earlier_role_would_have_done_is_not_announced_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = Base(Package("old", "1", there=True))
+    base = Base(Package("old", "1", installed=True))
     base.transaction = SimpleNamespace(
         install_set=[Package("library", "2"), Package("tool", "1")], remove_set=[Package("old", "1")]
     )
@@ -160,11 +164,11 @@ def test_a_download_leaves_the_locks_alone(
     locks = tmp_path / "versionlock.list"
     locks.write_text("bash-5.*\n", encoding="utf-8")
     monkeypatch.setattr(module, "LOCKLIST", str(locks))
-    base = Base(Package("library", "1", there=True))
+    base = Base(Package("library", "1", installed=True))
     monkeypatch.setattr(base, "do_transaction", lambda: None, raising=False)
     monkeypatch.setattr(module, "configured", lambda *_: base)
     monkeypatch.setattr(module, "resolved", lambda *_: {"install": coming, "remove": [], "stream": None})
-    monkeypatch.setattr(module, "fetch", lambda one: one.done.append("fetched"))
+    monkeypatch.setattr(module, "fetch", lambda base: base.done.append("fetched"))
     monkeypatch.setattr(
         module, "dnf", SimpleNamespace(exceptions=SimpleNamespace(TransactionCheckError=OSError, Error=OSError))
     )

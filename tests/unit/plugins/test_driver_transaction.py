@@ -56,12 +56,12 @@ class Node:
             {
                 "slot": slot,
                 "vendor_id": "10de",
-                "device_id": one,
+                "device_id": device_id,
                 "class_id": kind,
                 "subsystem_id": None,
                 "driver": None,
             }
-            for slot, one, kind in bus
+            for slot, device_id, kind in bus
         ]
         bare = {"pci": pci, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None, "kernels": []}
         self.facts = {**facts, **bare, "os": {**facts["os"], "id": distribution, "version_id": version}}
@@ -198,7 +198,7 @@ def test_an_exact_release_of_an_old_branch_is_not_overtaken_by_a_metapackage(nod
 def test_without_nvidias_dkms_apts_own_reason_is_reported(node_of: Any) -> None:
     node = node_of("ubuntu2204")
     text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
-    kept = [one for one in text.split("\n\n") if not one.startswith("Package: dkms\n")]
+    kept = [block for block in text.split("\n\n") if not block.startswith("Package: dkms\n")]
     node.world.publish("cuda", "\n\n".join(kept), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
     with pytest.raises(node.preview.AptError, match=r"Depends: dkms \(>= 3\.1\.8\) but"):
         node.ask(version="595")
@@ -207,7 +207,7 @@ def test_without_nvidias_dkms_apts_own_reason_is_reported(node_of: Any) -> None:
 def test_a_metapackage_that_is_not_there_is_replaced_by_what_it_stands_for(node_of: Any) -> None:
     node = node_of("ubuntu2604", "L40S")
     text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
-    kept = [one for one in text.split("\n\n") if not one.startswith("Package: nvidia-headless-open\n")]
+    kept = [block for block in text.split("\n\n") if not block.startswith("Package: nvidia-headless-open\n")]
     node.world.publish("cuda", "\n\n".join(kept), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
     _, stack, output = node.ask(version="595", flavour="open")
     node.world.carry_out(output)
@@ -242,9 +242,9 @@ def test_dkms_goes_back_with_the_switch_to_the_distributions_driver(node_of: Any
 def rewritten(node: Node, change: Callable[[str], str]) -> None:
     """Publish NVIDIA's repository with each package's stanza changed; an empty one is left out."""
     stanzas = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8").strip().split("\n\n")
-    changed = [change(one) for one in stanzas]
+    changed = [change(block) for block in stanzas]
     assert changed != stanzas
-    text = "".join(f"{one}\n\n" for one in changed if one)
+    text = "".join(f"{block}\n\n" for block in changed if block)
     node.world.publish("cuda", text, "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
 
 
@@ -298,9 +298,9 @@ def test_where_debians_dkms_is_new_enough_nvidias_need_not_be_there(node_of: Any
 def second_revision(node: Node, *without: str) -> None:
     """Publish 610.57.04 a second time, but for these packages."""
     text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
-    older = [one for one in text.split("\n\n") if "Version: 610.57.04-1ubuntu1" in one]
-    newer = [one.replace("610.57.04-1ubuntu1", "610.57.04-2ubuntu1") for one in older]
-    kept = [one for one in newer if one.split()[1] not in without]
+    older = [block for block in text.split("\n\n") if "Version: 610.57.04-1ubuntu1" in block]
+    newer = [block.replace("610.57.04-1ubuntu1", "610.57.04-2ubuntu1") for block in older]
+    kept = [block for block in newer if block.split()[1] not in without]
     node.world.publish("cuda", text + "\n\n".join([*kept, ""]), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
 
 

@@ -19,8 +19,8 @@ TEXT = "ssh-ed25519 AAAA new\n"
 LIMIT_S = 15
 
 
-@pytest.fixture(name="place")
-def _place() -> Iterator[World]:
+@pytest.fixture(name="tree")
+def _tree() -> Iterator[World]:
     with world() as made:
         yield made
 
@@ -33,8 +33,8 @@ def file(path: Path, content: str | None = TEXT, owner: str = USER.pw_name, mode
 
 def account(home: Path) -> dict[str, Any]:
     entry = pwd.struct_passwd((*USER[:5], str(home), "/bin/sh"))
-    found: dict[str, Any] = ssh_state.account(entry, "!", [".ssh/authorized_keys"])
-    return found
+    row: dict[str, Any] = ssh_state.account(entry, "!", [".ssh/authorized_keys"])
+    return row
 
 
 def acts(home: Path, path: Path) -> dict[str, Any]:
@@ -49,26 +49,26 @@ def acts(home: Path, path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("act", ["node_state", "account", "check", "write", "remove"])
-def test_no_obstacle_in_a_home_misleads_or_stops_root(place: World, act: str) -> None:
-    before = place.snapshot()
-    for way, path in place.ways(place.home, ".ssh", "authorized_keys"):
-        found = within(LIMIT_S, acts(place.home, path)[act])
-        assert found != "hangs", way
-        assert SECRET not in found, way
-        assert place.snapshot() == before, way
-        if act == "write" and found.startswith("([") and way.rpartition(" at ")[0] != "hard link":
+def test_no_obstacle_in_a_home_misleads_or_stops_root(tree: World, act: str) -> None:
+    before = tree.snapshot()
+    for way, path in tree.ways(tree.home, ".ssh", "authorized_keys"):
+        outcome = within(LIMIT_S, acts(tree.home, path)[act])
+        assert outcome != "hangs", way
+        assert SECRET not in outcome, way
+        assert tree.snapshot() == before, way
+        if act == "write" and outcome.startswith("([") and way.rpartition(" at ")[0] != "hard link":
             status = path.lstat()
             assert (status.st_uid, stat.S_IMODE(status.st_mode), path.read_text()) == (USER.pw_uid, 0o600, TEXT), way
             assert path.resolve() == path, way
         elif act == "write":
-            assert str(path) in found, way
-            assert "\n" not in found, way
+            assert str(path) in outcome, way
+            assert "\n" not in outcome, way
 
 
-def test_what_a_refusal_names(place: World) -> None:
-    path = place.home / ".ssh" / "authorized_keys"
+def test_what_a_refusal_names(tree: World) -> None:
+    path = tree.home / ".ssh" / "authorized_keys"
     refused = {}
-    for way, _ in place.ways(place.home, ".ssh", "authorized_keys"):
+    for way, _ in tree.ways(tree.home, ".ssh", "authorized_keys"):
         try:
             managed.applied([file(path)], [], True)
         except OSError as err:
@@ -79,36 +79,36 @@ def test_what_a_refusal_names(place: World) -> None:
     assert "nothing at .ssh" not in refused
 
 
-def test_users_cannot_redirect_root_while_it_works(place: World) -> None:
-    before = place.snapshot()
-    path, folder = place.home / ".ssh" / "authorized_keys", place.home / ".ssh"
+def test_users_cannot_redirect_root_while_it_works(tree: World) -> None:
+    before = tree.snapshot()
+    path, folder = tree.home / ".ssh" / "authorized_keys", tree.home / ".ssh"
     folder.mkdir()
     os.chown(folder, USER.pw_uid, USER.pw_gid)
     managed.applied([file(path)], [], False)
     outcomes = set()
-    with swapped(folder, place.precious, 1):
+    with swapped(folder, tree.precious, 1):
         for number in range(effort(60, 600)):
             requested = [file(path, f"{TEXT}{number}\n")]
-            found = within(LIMIT_S, partial(managed.applied, requested, [], False))
-            outcomes.add(found.startswith("(["))
-            assert SECRET not in found
-    assert place.snapshot() == before
+            outcome = within(LIMIT_S, partial(managed.applied, requested, [], False))
+            outcomes.add(outcome.startswith("(["))
+            assert SECRET not in outcome
+    assert tree.snapshot() == before
     assert outcomes == {True, False}, "some rounds meet the link, some the folder"
 
 
-def test_users_cannot_redirect_the_look(place: World) -> None:
-    path = place.home / "authorized_keys"
+def test_users_cannot_redirect_the_look(tree: World) -> None:
+    path = tree.home / "authorized_keys"
     path.write_text(TEXT)
     os.chown(path, USER.pw_uid, USER.pw_gid)
-    with swapped(path, place.precious / "secret", 2):
+    with swapped(path, tree.precious / "secret", 2):
         for _ in range(effort(300, 3000)):
             assert SECRET not in repr(files_state.collected([], [], [str(path)]))
         for _ in range(effort(30, 200)):
             assert SECRET not in within(LIMIT_S, lambda: managed.applied([file(path)], [], True))
 
 
-def test_a_users_text_is_in_no_diff(place: World) -> None:
-    path = place.home / "authorized_keys"
+def test_a_users_text_is_in_no_diff(tree: World) -> None:
+    path = tree.home / "authorized_keys"
     path.write_text("ssh-ed25519 BBBB laptop\nprivate words\n")
     os.chown(path, USER.pw_uid, USER.pw_gid)
     _, (diff,) = managed.applied([file(path, f"ssh-ed25519 BBBB laptop\n{TEXT}")], [], True)
@@ -119,10 +119,10 @@ def test_a_users_text_is_in_no_diff(place: World) -> None:
 
 
 @pytest.mark.parametrize("owner", ["root", USER.pw_name])
-def test_a_folder_that_all_can_write_to(place: World, owner: str) -> None:
+def test_a_folder_that_all_can_write_to(tree: World, owner: str) -> None:
     """Only what nobody else made is replaced there, and root's folders in it are root's."""
-    before = place.snapshot()
-    for way, path in place.ways(place.shared, "cache", "x"):
+    before = tree.snapshot()
+    for way, path in tree.ways(tree.shared, "cache", "x"):
         for act in (
             lambda path=path: files_state.collected([str(path)], [], [str(path)]),
             lambda path=path: managed.applied([file(path, owner=owner)], [], False),
@@ -130,14 +130,14 @@ def test_a_folder_that_all_can_write_to(place: World, owner: str) -> None:
                 [], [{"path": str(path.parent), "state": "present", "mode": "0700"}], False
             ),
         ):
-            found = within(LIMIT_S, act)
-            assert found != "hangs", way
-            assert SECRET not in found, way
-            assert place.snapshot() == before, way
+            outcome = within(LIMIT_S, act)
+            assert outcome != "hangs", way
+            assert SECRET not in outcome, way
+            assert tree.snapshot() == before, way
 
 
-def test_a_cache_folder_of_somebody_else_is_refused_by_name(place: World) -> None:
-    path = place.shared / "cache"
+def test_a_cache_folder_of_somebody_else_is_refused_by_name(tree: World) -> None:
+    path = tree.shared / "cache"
     requested = [{"path": str(path), "state": "present", "mode": "0700"}]
     assert managed.applied([], requested, False)[0] == [str(path)]
     assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o700)
@@ -148,26 +148,26 @@ def test_a_cache_folder_of_somebody_else_is_refused_by_name(place: World) -> Non
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 
-def test_links_of_root_in_folders_of_root_are_followed(place: World) -> None:
+def test_links_of_root_in_folders_of_root_are_followed(tree: World) -> None:
     """As /etc/resolv.conf and /var/run are."""
-    (place.root / "run").symlink_to("precious")
-    (place.precious / "link").symlink_to("/etc/hostname")
-    assert file_access.text(str(place.root / "run" / "secret")) == f"{SECRET}\n"
-    assert file_access.text(str(place.precious / "link")) == Path("/etc/hostname").read_text()
-    place.root.chmod(0o777)
+    (tree.root / "run").symlink_to("precious")
+    (tree.precious / "link").symlink_to("/etc/hostname")
+    assert file_access.text(str(tree.root / "run" / "secret")) == f"{SECRET}\n"
+    assert file_access.text(str(tree.precious / "link")) == Path("/etc/hostname").read_text()
+    tree.root.chmod(0o777)
     with pytest.raises(
         file_access.FileRefusedError, match="run is a symbolic link that user root or others can change"
     ):
-        file_access.text(str(place.root / "run" / "secret"))
+        file_access.text(str(tree.root / "run" / "secret"))
 
 
-def test_a_process_with_a_users_rights_is_limited(place: World) -> None:
+def test_a_process_with_a_users_rights_is_limited(tree: World) -> None:
     began = time.monotonic()
     with pytest.raises(file_access.FileRefusedError, match="did not answer in time"):
         file_access.limited(USER.pw_uid, lambda: time.sleep(60), 0.3)
     assert time.monotonic() - began < 5
     with pytest.raises(PermissionError):
-        file_access.limited(USER.pw_uid, (place.precious / "secret").read_bytes)
+        file_access.limited(USER.pw_uid, (tree.precious / "secret").read_bytes)
     with pytest.raises(file_access.FileRefusedError, match="larger than 8 MiB"):
         file_access.limited(USER.pw_uid, lambda: "x" * (9 << 20))
     with pytest.raises(file_access.FileRefusedError, match="ended early"):
@@ -177,9 +177,9 @@ def test_a_process_with_a_users_rights_is_limited(place: World) -> None:
     assert file_access.limited(USER.pw_uid, lambda: [os.getuid(), os.getgid(), os.getgroups()])[:2] == [1, 1]
 
 
-def test_what_a_process_with_a_users_rights_returns_and_raises(place: World) -> None:
+def test_what_a_process_with_a_users_rights_returns_and_raises(tree: World) -> None:
     """As if it were done here: bytes, values and errors; only the rights are those of the user."""
-    secret = place.precious / "secret"
+    secret = tree.precious / "secret"
     with pytest.raises(PermissionError, match="Permission denied") as denied:
         file_access.limited(USER.pw_uid, secret.read_bytes)
     assert denied.value.filename == str(secret)
@@ -205,46 +205,46 @@ def test_what_a_process_with_a_users_rights_returns_and_raises(place: World) -> 
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757], ids=oct)
-def test_what_root_reads_where_others_can_write(place: World, mode: int) -> None:
+def test_what_root_reads_where_others_can_write(tree: World, mode: int) -> None:
     """Files of the folder's owner with one name, and nothing that another user put there."""
-    own, roots, foreign, named = (place.home / name for name in ("own", "roots", "foreign", "named"))
-    shared, theirs = place.shared / "root", place.shared / "theirs"
-    for path, uid in ((own, 1), (roots, 0), (foreign, 2), (named, 1), (shared, 0), (theirs, 1)):
+    owned, roots, foreign, named = (tree.home / name for name in ("own", "roots", "foreign", "named"))
+    shared, user_file = tree.shared / "root", tree.shared / "theirs"
+    for path, uid in ((owned, 1), (roots, 0), (foreign, 2), (named, 1), (shared, 0), (user_file, 1)):
         path.write_text(TEXT)
         os.chown(path, uid, uid)
-    os.link(named, place.home / "second")
-    place.home.chmod(mode)
-    exposed = place.root / "exposed"
+    os.link(named, tree.home / "second")
+    tree.home.chmod(mode)
+    exposed = tree.root / "exposed"
     exposed.mkdir()
     exposed.chmod(mode)
     (exposed / "theirs").write_text(TEXT)
     os.chown(exposed / "theirs", 1, 1)
-    for path in (own, shared):
+    for path in (owned, shared):
         assert file_access.text(str(path)) == TEXT
-    for path in (roots, foreign, named, theirs, exposed / "theirs"):
+    for path in (roots, foreign, named, user_file, exposed / "theirs"):
         with pytest.raises(file_access.FileRefusedError, match=f"^{path} is in a directory .*: root does not read it$"):
             file_access.text(str(path))
-    (place.precious / "theirs").write_text(TEXT)
-    os.chown(place.precious / "theirs", 2, 2)
-    assert file_access.text(str(place.precious / "theirs")) == TEXT
+    (tree.precious / "theirs").write_text(TEXT)
+    os.chown(tree.precious / "theirs", 2, 2)
+    assert file_access.text(str(tree.precious / "theirs")) == TEXT
     # With root's rights in a folder of root, whoever the file is meant for.
-    state = file_access.path_state(str(place.precious / "secret"), USER.pw_uid)
+    state = file_access.path_state(str(tree.precious / "secret"), USER.pw_uid)
     assert state is not None
     assert (state.data, state.shared, state.mode, state.uid) == (f"{SECRET}\n".encode(), False, 0o600, 0)
-    state = file_access.path_state(str(place.precious), USER.pw_uid)
+    state = file_access.path_state(str(tree.precious), USER.pw_uid)
     assert state is not None
     assert (state.kind, state.data) == ("a directory", None)
     assert file_access.path_state(str(shared)).shared
     assert file_access.path_state(str(shared), most=3).data is None
 
 
-def test_whoever_is_not_root_follows_every_link(place: World) -> None:
+def test_whoever_is_not_root_follows_every_link(tree: World) -> None:
     """``trusted`` is None for them: the kernel alone decides what they reach."""
-    link = place.shared / "link"
-    link.symlink_to(place.precious / "secret")
+    link = tree.shared / "link"
+    link.symlink_to(tree.precious / "secret")
     os.lchown(link, USER.pw_uid, USER.pw_gid)
     with file_access.opened(str(link), trusted=None) as at:
-        assert at.found == (place.precious / "secret").stat()
+        assert at.found == (tree.precious / "secret").stat()
         file_access.refuse_foreign_place(at, 0, None)
     with file_access.opened(str(link), trusted=None, follow=False) as at:
         assert at.found == link.lstat()
@@ -253,8 +253,8 @@ def test_whoever_is_not_root_follows_every_link(place: World) -> None:
         file_access.text(str(link))
 
 
-def test_the_limits_of_a_text(place: World) -> None:
-    path = place.root / "text"
+def test_the_limits_of_a_text(tree: World) -> None:
+    path = tree.root / "text"
     path.write_bytes(b"x" * 2048)
     assert file_access.read(str(path), 2048) == b"x" * 2048
     for name, most in ((str(path), 2047), ("/proc/meminfo", 1024)):
@@ -264,20 +264,20 @@ def test_the_limits_of_a_text(place: World) -> None:
     with pytest.raises(file_access.FileRefusedError, match=r"is not UTF-8 text \(byte 2\)"):
         file_access.text(str(path))
     with pytest.raises(FileNotFoundError, match="No such file"):
-        file_access.text(str(place.root / "none"))
+        file_access.text(str(tree.root / "none"))
     with pytest.raises(file_access.FileRefusedError, match="NUL character"):
         file_access.text("/etc/\0hostname")
-    for what, path in (("device", Path("/dev/null")), ("directory", place.precious)):
-        with pytest.raises(file_access.FileRefusedError, match=f"^{path} is a {what}, not a file$"):
+    for kind, path in (("device", Path("/dev/null")), ("directory", tree.precious)):
+        with pytest.raises(file_access.FileRefusedError, match=f"^{path} is a {kind}, not a file$"):
             file_access.read(str(path))
 
 
-def test_the_ends_of_a_path(place: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = place.precious / "secret"
+def test_the_ends_of_a_path(tree: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tree.precious / "secret"
     assert file_access.names("/") == os.listdir("/")  # noqa: PTH208
-    monkeypatch.chdir(place.precious)
+    monkeypatch.chdir(tree.precious)
     assert file_access.text("./folder/../secret") == f"{SECRET}\n"
-    for missing in (text / "x", place.root / "none", place.root / "none" / "x"):
+    for missing in (text / "x", tree.root / "none", tree.root / "none" / "x"):
         assert file_access.status(str(missing)) is None
         assert file_access.path_state(str(missing)) is None
         file_access.remove(str(missing), 0)
@@ -285,12 +285,12 @@ def test_the_ends_of_a_path(place: World, monkeypatch: pytest.MonkeyPatch) -> No
         file_access.read(f"{text}/x")
     # As many links as the kernel follows, and a circle.
     for number in range(41):
-        (place.precious / f"link{number}").symlink_to(f"link{number - 1}" if number else "secret")
-    assert file_access.text(str(place.precious / "link39")) == f"{SECRET}\n"
-    (place.precious / "circle").symlink_to("circle")
+        (tree.precious / f"link{number}").symlink_to(f"link{number - 1}" if number else "secret")
+    assert file_access.text(str(tree.precious / "link39")) == f"{SECRET}\n"
+    (tree.precious / "circle").symlink_to("circle")
     for name in ("link40", "circle"):
-        found = within(LIMIT_S, partial(file_access.text, str(place.precious / name)))
-        assert "Too many levels of symbolic links" in found
+        outcome = within(LIMIT_S, partial(file_access.text, str(tree.precious / name)))
+        assert "Too many levels of symbolic links" in outcome
     # An own open file has no folder in which it could be replaced.
     with text.open("rb") as stream:
         path = f"/proc/self/fd/{stream.fileno()}"
@@ -300,32 +300,32 @@ def test_the_ends_of_a_path(place: World, monkeypatch: pytest.MonkeyPatch) -> No
     assert file_access.ours() == {0, 1234}
 
 
-def test_where_root_writes_and_how_it_refuses(place: World) -> None:
+def test_where_root_writes_and_how_it_refuses(tree: World) -> None:
     me, user = (0, 0), (USER.pw_uid, USER.pw_gid)
-    theirs, locked = place.shared / "theirs", place.home / "locked"
-    theirs.write_text("theirs")
-    given = place.precious / "given"
-    given.mkdir()
-    for path in (theirs, given):
+    user_file, locked = tree.shared / "theirs", tree.home / "locked"
+    user_file.write_text("theirs")
+    user_folder = tree.precious / "given"
+    user_folder.mkdir()
+    for path in (user_file, user_folder):
         os.chown(path, *user)
     locked.mkdir(mode=0o700)
     write, foreign = file_access.write, "belongs to another user (daemon, uid 1)"
     refused = {
-        f"{place.home}/x: {place.home} {foreign}: root does not write there": partial(
-            write, f"{place.home}/x", b"", 0o600, me
+        f"{tree.home}/x: {tree.home} {foreign}: root does not write there": partial(
+            write, f"{tree.home}/x", b"", 0o600, me
         ),
-        f"{theirs} {foreign}, in a directory that others can write to: root does not replace it: remove it, or select "
-        "another directory": partial(write, str(theirs), b"", 0o600, me),
+        f"{user_file} {foreign}, in a directory that others can write to: root does not replace it: remove it, or "
+        "select another directory": partial(write, str(user_file), b"", 0o600, me),
         f"{locked}/x: Permission denied for user daemon, who must own the file and its directory": partial(
             write, f"{locked}/x", b"", 0o600, user
         ),
-        f"{locked}: {place.home} {foreign}: root does not write there": partial(file_access.remove_folder, str(locked)),
-        f"{place.precious}/folder: Is a directory": partial(write, f"{place.precious}/folder", b"", 0o600, me),
-        f"{place.precious}/secret is not a directory: move it": partial(
-            file_access.make_folder, f"{place.precious}/secret", 0o700
+        f"{locked}: {tree.home} {foreign}: root does not write there": partial(file_access.remove_folder, str(locked)),
+        f"{tree.precious}/folder: Is a directory": partial(write, f"{tree.precious}/folder", b"", 0o600, me),
+        f"{tree.precious}/secret is not a directory: move it": partial(
+            file_access.make_folder, f"{tree.precious}/secret", 0o700
         ),
-        f"{given} {foreign}, who can change what is in it: move it, or give it to root with its content": partial(
-            file_access.make_folder, str(given), 0o700
+        f"{user_folder} {foreign}, who can change what is in it: move it, or give it to root with its content": partial(
+            file_access.make_folder, str(user_folder), 0o700
         ),
     }
     for message, act in refused.items():
@@ -333,14 +333,14 @@ def test_where_root_writes_and_how_it_refuses(place: World) -> None:
             act()
         assert str(err.value) == message
     with pytest.raises(file_access.FileRefusedError, match="root does not replace it"):
-        file_access.remove(str(theirs), 0)
-    left = sorted(path.name for folder in (place.home, place.precious) for path in folder.iterdir())
+        file_access.remove(str(user_file), 0)
+    left = sorted(path.name for folder in (tree.home, tree.precious) for path in folder.iterdir())
     assert left == ["folder", "given", "locked", "secret"], "no draft is left"
-    file_access.remove_folder(str(given))
-    assert not given.exists()
-    assert theirs.read_text() == "theirs"
+    file_access.remove_folder(str(user_folder))
+    assert not user_folder.exists()
+    assert user_file.read_text() == "theirs"
     # What a user owns in a folder of root is written with root's rights; a user's file is that user's to replace.
-    for path in (place.precious / "of-user", theirs):
+    for path in (tree.precious / "of-user", user_file):
         write(str(path), b"new", 0o640, user)
         status = path.stat()
         assert (path.read_text(), status.st_uid, stat.S_IMODE(status.st_mode)) == ("new", USER.pw_uid, 0o640)
@@ -348,7 +348,7 @@ def test_where_root_writes_and_how_it_refuses(place: World) -> None:
 
 @pytest.mark.parametrize("mask", [0, 0o077])
 def test_new_folders_are_closed_until_their_mode_is_set(
-    place: World, monkeypatch: pytest.MonkeyPatch, mask: int
+    tree: World, monkeypatch: pytest.MonkeyPatch, mask: int
 ) -> None:
     """Whatever the umask: for all to enter in folders of root, for their owner alone in a home."""
     seen = []
@@ -361,18 +361,18 @@ def test_new_folders_are_closed_until_their_mode_is_set(
         monkeypatch.setattr(os, name, partial(noting, getattr(os, name)))
     before = os.umask(mask)
     try:
-        file_access.make_folder(str(place.root / "a" / "b"), 0o750)
-        file_access.write(str(place.root / "c" / "file"), b"", 0o644, (0, 0))
-        file_access.write(str(place.home / "d" / "file"), b"", 0o644, (USER.pw_uid, USER.pw_gid))
+        file_access.make_folder(str(tree.root / "a" / "b"), 0o750)
+        file_access.write(str(tree.root / "c" / "file"), b"", 0o644, (0, 0))
+        file_access.write(str(tree.home / "d" / "file"), b"", 0o644, (USER.pw_uid, USER.pw_gid))
     finally:
         os.umask(before)
     assert seen == [0o700, 0o700, 0o700, 0o600], "the folders a, b and c and the file; a child made d"
-    made = {path: stat.S_IMODE((place.root / path).stat().st_mode) for path in ("a", "a/b", "c", "c/file", "home/d")}
+    made = {path: stat.S_IMODE((tree.root / path).stat().st_mode) for path in ("a", "a/b", "c", "c/file", "home/d")}
     assert made == {"a": 0o755, "a/b": 0o750, "c": 0o755, "c/file": 0o644, "home/d": 0o700}
 
 
-def test_a_copy_is_kept_only_of_a_file_that_was_there(place: World) -> None:
-    path, copy = place.precious / "file", place.precious / "file~"
+def test_a_copy_is_kept_only_of_a_file_that_was_there(tree: World) -> None:
+    path, copy = tree.precious / "file", tree.precious / "file~"
     file_access.write(str(path), b"old", 0o640, (0, 3), keep_as="~")
     assert not copy.exists()
     file_access.write(str(path), b"new", 0o600, (0, 0), keep_as="~")
@@ -386,29 +386,29 @@ def test_a_copy_is_kept_only_of_a_file_that_was_there(place: World) -> None:
 
 @pytest.mark.parametrize("refused", ["security.selinux", "user.note"])
 def test_only_a_label_that_cannot_be_set_is_an_error_and_only_for_root(
-    place: World, monkeypatch: pytest.MonkeyPatch, refused: str
+    tree: World, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     """Programs may not read a file of root without its label."""
-    given = []
+    attributes = []
 
     def set_one(_: str, name: str, value: bytes) -> None:
         if name == refused:
             raise OSError(95, "Operation not supported")
-        given.append((name, value))
+        attributes.append((name, value))
 
     monkeypatch.setattr(os, "listxattr", lambda _: ["security.selinux", "user.note", "trusted.x"])
     monkeypatch.setattr(os, "getxattr", lambda _, name: name.encode())
     monkeypatch.setattr(os, "setxattr", set_one)
-    path = str(place.precious / "secret")
+    path = str(tree.precious / "secret")
     if refused == "security.selinux":
         with pytest.raises(file_access.FileRefusedError, match=f"^{path}: Operation not supported$"):
             file_access.copy_attributes(path, path, 0)
     file_access.write(path, b"", 0o600, (0, 0))
     others = {"security.selinux", "user.note"} - {refused}
-    assert given == [(name, name.encode()) for name in sorted(others)]
+    assert attributes == [(name, name.encode()) for name in sorted(others)]
 
 
 def test_the_controllers_module_is_that_of_the_nodes() -> None:
     root = Path(__file__).parents[3]
-    ours, theirs = root / "gpunode" / "file_access.py", root / "plugins" / "module_utils" / "file_access.py"
-    assert ours.read_bytes() == theirs.read_bytes()
+    package, collection = root / "gpunode" / "file_access.py", root / "plugins" / "module_utils" / "file_access.py"
+    assert package.read_bytes() == collection.read_bytes()

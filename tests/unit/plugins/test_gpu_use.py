@@ -46,8 +46,8 @@ def test_a_module_on_top_of_the_driver_is_in_the_way(module: str) -> None:
     ("name", "unit"), [("dcgm-exporter", "dcgm-exporter.service"), ("python3", ""), ("ollama", "ollama.service")]
 )
 def test_a_process_of_nobody_who_is_stopped_is_in_the_way(name: str, unit: str) -> None:
-    found = [PERSISTENCED, holder(name, unit, "/dev/nvidia0", pid=812)]
-    (line,) = gpu_use.obstacles(loaded(4), found, [DAEMON])
+    holders = [PERSISTENCED, holder(name, unit, "/dev/nvidia0", pid=812)]
+    (line,) = gpu_use.obstacles(loaded(4), holders, [DAEMON])
     assert line.startswith(f"{name} (pid 812")
     assert line.endswith("holds /dev/nvidia0")
 
@@ -84,9 +84,9 @@ def test_holders_are_the_processes_with_a_device_open(tmp_path: Path) -> None:
         (tmp_path / pid / "fd" / "3").symlink_to(target)
         (tmp_path / pid / "comm").write_text("python3\n")
         (tmp_path / pid / "cgroup").write_text("0::/system.slice/job.service\n")
-    found = gpu_use.holders(str(tmp_path))
-    assert [(one["pid"], one["unit"]) for one in found] == [(9, "job.service"), (41, "job.service")]
-    assert [one["pid"] for one in gpu_use.computing(found)] == [9]
+    holders = gpu_use.holders(str(tmp_path))
+    assert [(row["pid"], row["unit"]) for row in holders] == [(9, "job.service"), (41, "job.service")]
+    assert [row["pid"] for row in gpu_use.computing(holders)] == [9]
     assert gpu_use.computing([holder("nv-hostengine", "", "/dev/nvidia-uvm")]) == []
 
 
@@ -126,8 +126,8 @@ class Node:
 
 
 def ran(capsys: pytest.CaptureFixture[str], check: bool = False, **arguments: Any) -> dict[str, Any]:
-    given = {"version": "580.178.04", "units": ["nvidia-fabricmanager.service", DAEMON], **arguments}
-    with patch_module_args({**given, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+    options = {"version": "580.178.04", "units": ["nvidia-fabricmanager.service", DAEMON], **arguments}
+    with patch_module_args({**options, "_ansible_check_mode": check}), pytest.raises(SystemExit):
         driver_exchange.main()
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer

@@ -387,8 +387,8 @@ def test_a_report_is_one_line_without_control_characters(guarded: Guard) -> None
         assert text.startswith(f"gpunode: the change ssh could not be reverted: a?[31m?b; {'x' * 990}. This is tried")
         assert " every 60 s " in text
     guarded.report("validate", ["x"] * 200)
-    found = json.loads(guarded.notices["validate"].read_text())
-    assert (found["change"], found["failed"]) == ("ssh", ["x"] * 100)
+    notice = json.loads(guarded.notices["validate"].read_text())
+    assert (notice["change"], notice["failed"]) == ("ssh", ["x"] * 100)
     guarded.notices["motd"].unlink()
     guarded.notices["motd"].mkdir()
     guarded.report("motd", ["a report that cannot be written raises nothing"])
@@ -528,12 +528,12 @@ def killed_at(step: int, guarded: Guard, act: Callable[[], object]) -> bool:
         left = step
 
         def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*given: Any, **more: Any) -> Any:
+            def call(*arguments: Any, **more: Any) -> Any:
                 nonlocal left
                 if left == 0:
                     os._exit(9)
                 left -= 1
-                return function(*given, **more)
+                return function(*arguments, **more)
 
             return call
 
@@ -551,8 +551,8 @@ def killed_at(step: int, guarded: Guard, act: Callable[[], object]) -> bool:
     return code == 9
 
 
-@pytest.mark.parametrize("what", ["arm", "restore", "confirm"])
-def test_whatever_is_killed_ends_as_before_or_as_confirmed(guarded: Guard, config: Path, what: str) -> None:
+@pytest.mark.parametrize("act", ["arm", "restore", "confirm"])
+def test_whatever_is_killed_ends_as_before_or_as_confirmed(guarded: Guard, config: Path, act: str) -> None:
     """Killed at each step: the next boot finds the whole old state, or nothing to do after a whole confirmation."""
     step, ends = 0, set()
     while True:
@@ -564,24 +564,24 @@ def test_whatever_is_killed_ends_as_before_or_as_confirmed(guarded: Guard, confi
             "restore": lambda: guarded.restore("by the timer on the node"),
             "confirm": lambda: guarded.confirm(ATTEMPT),
         }
-        if what != "arm":
+        if act != "arm":
             arm(guarded, config)
             change(config)
-        killed = killed_at(step, guarded, acts[what])
+        killed = killed_at(step, guarded, acts[act])
         guarded.restore("at boot", booting=True)
         changed = (config / "new").exists()
         assert changed or as_before(config), step
-        assert not changed or (what == "confirm" and (config / "old").read_text() == "after\n"), step
+        assert not changed or (act == "confirm" and (config / "old").read_text() == "after\n"), step
         assert not guarded.armed, step
         ends.add(changed)
         left = {path.name for path in config.iterdir()} - {"old", "new", "link"}
         # A change that was never armed leaves copies, which the next one replaces.
-        assert not left or what == "arm", step
+        assert not left or act == "arm", step
         if not killed:
             break
         step += 1
     assert step > 10
-    assert ends == ({True, False} if what == "confirm" else {False})
+    assert ends == ({True, False} if act == "confirm" else {False})
 
 
 def test_a_folder_in_a_files_place_is_refused_before_the_change(guarded: Guard, config: Path) -> None:
@@ -637,7 +637,7 @@ def test_a_command_sees_files_that_are_not_in_place(tmp_path: Path) -> None:
     file = {"content": "later\n", "mode": "0644", "encoding": "utf-8"}
     both = [{**file, "path": str(tmp_path / name)} for name in ("there", "new")]
     try:
-        answers = commands.run_with_files(both, [["cat", str(one["path"])] for one in both])
+        answers = commands.run_with_files(both, [["cat", str(draft["path"])] for draft in both])
     except commands.UnavailableError as err:
         pytest.skip(str(err))
     assert answers == [(0, "later\n", "")] * 2
@@ -699,7 +699,7 @@ def test_a_lock_changes_only_the_passwords_of_its_users_and_ends_without_a_trace
         assert path.read_bytes() == before
         assert path.stat().st_mode & 0o777 == 0o640
         assert os.getxattr(path, "user.site") == b"kept"
-        assert [one for one in tmp_path.iterdir() if one.name.startswith((".shadow", "shadow."))] == []
+        assert [file for file in tmp_path.iterdir() if file.name.startswith((".shadow", "shadow."))] == []
 
 
 @pytest.fixture
@@ -803,19 +803,19 @@ def test_the_lock_of_the_password_files_is_held_and_released(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")
 def test_a_revert_in_a_home_is_led_nowhere_and_waits_for_nothing() -> None:
-    with world() as place:
-        before = place.snapshot()
-        for way, path in place.ways(place.home, ".ssh", "authorized_keys"):
-            found = within(15, partial(guard.kept, str(path), USER.pw_uid))
-            assert found != "hangs", way
-            assert SECRET not in found, way
+    with world() as tree:
+        before = tree.snapshot()
+        for way, path in tree.ways(tree.home, ".ssh", "authorized_keys"):
+            outcome = within(15, partial(guard.kept, str(path), USER.pw_uid))
+            assert outcome != "hangs", way
+            assert SECRET not in outcome, way
             entry = {"path": str(path), "kind": "file", "mode": 0o600, "uid": USER.pw_uid, "gid": USER.pw_gid}
-            found = within(15, partial(guard.put_back, {**entry, "data": "b2xkCg=="}))
-            assert place.snapshot() == before, way
-            assert found == "True" or str(path) in found, way
+            outcome = within(15, partial(guard.put_back, {**entry, "data": "b2xkCg=="}))
+            assert tree.snapshot() == before, way
+            assert outcome == "True" or str(path) in outcome, way
             gone = {"path": str(path), "kind": "absent", "uid": USER.pw_uid}
             assert within(15, partial(guard.put_back, gone)) != "hangs", way
-            assert place.snapshot() == before, way
+            assert tree.snapshot() == before, way
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about a file of another user")
@@ -834,8 +834,8 @@ def test_a_file_of_a_user_in_a_folder_of_root_keeps_its_owner(guarded: Guard, co
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")
 def test_a_file_of_root_in_a_home_is_saved_and_put_back_as_one_of_the_user(guarded: Guard) -> None:
-    with world() as place:
-        path = place.home / ".ssh" / "authorized_keys"
+    with world() as tree:
+        path = tree.home / ".ssh" / "authorized_keys"
         path.parent.mkdir(mode=0o700)
         os.chown(path.parent, USER.pw_uid, USER.pw_gid)
         path.write_text("ssh-ed25519 AAAA old\n")

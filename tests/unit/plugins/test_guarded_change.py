@@ -27,7 +27,7 @@ class Node:
         )
         self.warnings: list[str] = []
 
-    def change(self, check_mode: bool = False, **given: Any) -> dict[str, Any]:
+    def change(self, check_mode: bool = False, **options: Any) -> dict[str, Any]:
         params = {
             "name": "x",
             "files": [file(self.path, "after\n")],
@@ -43,7 +43,7 @@ class Node:
             "limit_s": 60,
             "token": "t",
             "program": PROGRAM,
-            **given,
+            **options,
         }
         module: Any = SimpleNamespace(params=params, check_mode=check_mode, _diff=True, warn=self.warnings.append)
         result: dict[str, Any] = guarded_change.GuardedChange(module).apply()

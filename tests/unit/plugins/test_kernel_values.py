@@ -25,8 +25,8 @@ def root(tmp_path: Path) -> str:
 
 
 def value(root: str, path: str) -> str | None:
-    found: str | None = kernel_state.value_of(path, root)
-    return found
+    text: str | None = kernel_state.value_of(path, root)
+    return text
 
 
 def bring(root: str, check: bool = False, **requested: str) -> tuple[list[str], list[str]]:
@@ -37,7 +37,7 @@ def bring(root: str, check: bool = False, **requested: str) -> tuple[list[str], 
         check=check,
         root=root,
     )
-    return [one["path"] for one in diffs], problems
+    return [diff["path"] for diff in diffs], problems
 
 
 def test_values_are_read_as_words(root: str) -> None:

@@ -63,7 +63,7 @@ def test_a_file_is_made_with_its_folders_and_left_alone_afterwards(tmp_path: Pat
     before = path.stat()
     assert bring(file(path, "text\n")) == []
     assert path.stat() == before
-    assert [one.name for one in path.parent.iterdir()] == ["x.conf"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["x.conf"]
 
 
 @pytest.mark.parametrize("damage", ["content", "mode", "deleted", "link"])
@@ -144,7 +144,7 @@ def test_what_was_there_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     bring(file(path, "theirs\n"))
     assert list(tmp_path.iterdir()) == [path]
     bring(file(path, "ours\n", backup=True))
-    (copy,) = [one for one in tmp_path.iterdir() if one.name != "x"]
+    (copy,) = [entry for entry in tmp_path.iterdir() if entry.name != "x"]
     assert copy.read_text() == "theirs\n"
     assert re.fullmatch(r"x\.\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d~", copy.name)
 
@@ -193,17 +193,17 @@ def test_what_lies_under_paths_is_reported(tmp_path: Path) -> None:
     path.chmod(0o640)
     (tmp_path / "link").symlink_to("x.conf")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    found = files_state.collected(
+    state = files_state.collected(
         [str(tmp_path / name) for name in ("x.conf", "link", "none", "x.conf/below")],
         [f"{tmp_path}/*.conf"],
         [str(path), str(tmp_path / "binary"), str(tmp_path / "none")],
     )
-    row = found["files"][str(path)]
+    row = state["files"][str(path)]
     assert (row["kind"], row["mode"], row["owner"]) == ("file", "0640", ME)
     assert row["sha256"] == hashlib.sha256(b"text\n").hexdigest()
-    kinds = {Path(name).name: one["kind"] for name, one in found["files"].items()}
+    kinds = {Path(name).name: fields["kind"] for name, fields in state["files"].items()}
     assert kinds == {"x.conf": "file", "link": "link", "none": "absent", "below": "absent", "binary": "file"}
-    assert found["contents"] == {str(path): "text\n", str(tmp_path / "binary"): None, str(tmp_path / "none"): None}
+    assert state["contents"] == {str(path): "text\n", str(tmp_path / "binary"): None, str(tmp_path / "none"): None}
 
 
 HIDDEN, OTHER = "(content not shown)\n", "(other content, not shown)\n"
@@ -301,8 +301,8 @@ def test_a_module_answers_without_its_arguments(
 ) -> None:
     """Ansible's own modules return them, and -vvv prints all that a module returns."""
     path = str(tmp_path if fails else tmp_path / "x")
-    given = {"path": path, "content": "secret\n", "owner": ME, "group": OUR_GROUP, "private": True}
-    with patch_module_args({"files": [given], "_ansible_diff": True}), pytest.raises(SystemExit) as ended:
+    fields = {"path": path, "content": "secret\n", "owner": ME, "group": OUR_GROUP, "private": True}
+    with patch_module_args({"files": [fields], "_ansible_diff": True}), pytest.raises(SystemExit) as ended:
         managed_files.main()
     printed = capsys.readouterr().out
     answer = json.loads(printed)
@@ -316,9 +316,9 @@ def test_a_file_is_compared_up_to_a_size(tmp_path: Path) -> None:
     for size, compared in ((8 << 20, True), ((8 << 20) + 1, False)):
         (tmp_path / "x").touch()
         os.truncate(tmp_path / "x", size)
-        found = managed.current(file(tmp_path / "x", ""))
-        assert found is not None
-        assert (found.data is not None) is compared
+        state = managed.current(file(tmp_path / "x", ""))
+        assert state is not None
+        assert (state.data is not None) is compared
 
 
 def test_a_link_that_others_could_have_made_is_not_replaced(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_folder_is_made_its_mode_is_set_and_it_goes_after_those_in_it(tmp_path
     assert bring(folders=(folder(path, mode="0700"), folder(tmp_path / "b", "absent_if_empty"))) == []
     inner = path / "inner"
     inner.mkdir()
-    gone = tuple(folder(one, "absent_if_empty") for one in (path, inner))
+    gone = tuple(folder(target, "absent_if_empty") for target in (path, inner))
     for check in (True, False):
         paths, diffs = managed.applied([], list(gone), check)
         assert paths == [str(inner), str(path)]
@@ -411,10 +411,10 @@ def test_access_list_and_attributes_of_a_replaced_file_stay(tmp_path: Path, cont
     path.write_text("old\n")
     attributes = marked(path)
     assert bring(file(path, content, mode="0644", backup=True)) == [str(path)]
-    copy = next(one for one in tmp_path.iterdir() if one.name.endswith("~"))
-    for one in [copy, *([path] if content else [])]:
-        assert {name: os.getxattr(one, name) for name in attributes} == attributes
-        assert struct.unpack_from("<HHI", os.getxattr(one, ACL), 12) == (2, 7, 1234)
+    copy = next(entry for entry in tmp_path.iterdir() if entry.name.endswith("~"))
+    for target in [copy, *([path] if content else [])]:
+        assert {name: os.getxattr(target, name) for name in attributes} == attributes
+        assert struct.unpack_from("<HHI", os.getxattr(target, ACL), 12) == (2, 7, 1234)
     if content:
         assert path.stat().st_mode & 0o777 == 0o644
         assert os.getxattr(path, ACL) == access_list(4)

@@ -28,30 +28,30 @@ def declared(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any] | Non
     module = importlib.import_module(f"{PACKAGE}.{name}")
     if not hasattr(module, "main"):
         return None
-    found: list[dict[str, Any]] = []
+    specifications: list[dict[str, Any]] = []
 
     def take(argument_spec: dict[str, Any], supports_check_mode: bool = False, **_: Any) -> None:
         assert supports_check_mode, name
-        found.append(argument_spec)
+        specifications.append(argument_spec)
         raise DeclaredError
 
     monkeypatch.setattr(module, "QuietModule" if hasattr(module, "QuietModule") else "AnsibleModule", take)
     with pytest.raises(DeclaredError):
         module.main()
-    return found[0]
+    return specifications[0]
 
 
 def agree(documented: dict[str, Any], accepted: dict[str, Any], where: str) -> None:
     assert documented.keys() == accepted.keys(), where
     for name, page in documented.items():
         option = accepted[name]
-        place = f"{where}.{name}"
-        assert page["description"], place
+        field = f"{where}.{name}"
+        assert page["description"], field
         for part in ("type", "default", "choices", "elements"):
-            assert page.get(part) == option.get(part), f"{place}: {part}"
-        assert bool(page.get("required")) == bool(option.get("required")), place
+            assert page.get(part) == option.get(part), f"{field}: {part}"
+        assert bool(page.get("required")) == bool(option.get("required")), field
         if "options" in option:
-            agree(page["suboptions"], option["options"], place)
+            agree(page["suboptions"], option["options"], field)
 
 
 def test_there_are_modules() -> None:

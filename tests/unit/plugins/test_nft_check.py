@@ -16,8 +16,8 @@ def answered(monkeypatch: pytest.MonkeyPatch, result: Any) -> dict[str, Any]:
         return result
 
     monkeypatch.setattr(nft_check.subprocess, "run", run)
-    found: dict[str, Any] = nft_check.answered({"text": "rules"})
-    return found
+    answer: dict[str, Any] = nft_check.answered({"text": "rules"})
+    return answer
 
 
 def test_accepted_rules_have_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

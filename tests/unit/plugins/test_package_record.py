@@ -46,8 +46,8 @@ def test_what_a_role_owns_is_what_it_installed_and_nobody_removed_since(tmp_path
         assert owned(str(record), owner, lambda _: 0.0) == expected
         if record.exists():
             state = node(dict.fromkeys(owner, "1"), texts={str(record): record.read_text()})
-            ours = installed_by_role(state, str(record))
-            assert ours & set(NAMES) == expected
+            installed = installed_by_role(state, str(record))
+            assert installed & set(NAMES) == expected
 
 
 def test_an_old_record_gives_up_what_changed_after_the_first_transaction(tmp_path: Path) -> None:

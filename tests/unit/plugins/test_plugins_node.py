@@ -25,12 +25,12 @@ def facts() -> dict[str, Any]:
 
 
 def test_findings_are_those_of_the_checks(facts: dict[str, Any]) -> None:
-    found = node.findings(facts, ["driver.held", "driver.closure"])
-    assert {finding["check"]: finding["status"] for finding in found} == {
+    findings = node.findings(facts, ["driver.held", "driver.closure"])
+    assert {finding["check"]: finding["status"] for finding in findings} == {
         "driver.held": "pass",
         "driver.closure": "pass",
     }
-    assert node.finding_line(found[0]).startswith(f"pass {found[0]['check']}: ")
+    assert node.finding_line(findings[0]).startswith(f"pass {findings[0]['check']}: ")
 
 
 def test_a_check_that_does_not_exist_is_refused(facts: dict[str, Any]) -> None:

@@ -34,12 +34,12 @@ class Node(SlurmNode):
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     control = Slurmctld({})
-    found = Node(control)
-    control.nodes = {"gpu-1": found}
+    gpu_node = Node(control)
+    control.nodes = {"gpu-1": gpu_node}
     monkeypatch.setattr(scheduled_reboot, "scheduler_of", lambda _: SlurmScheduler(control.scontrol))
     real = time.sleep
     monkeypatch.setattr("ansible.plugins.action.reboot.time.sleep", lambda _: real(0.02))
-    return found
+    return gpu_node
 
 
 def rebooted(node: Node) -> dict[str, Any]:

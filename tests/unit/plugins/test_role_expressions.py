@@ -43,13 +43,13 @@ SHAPED: dict[str, dict[str, Any]] = {
 
 
 def manifests(role: str) -> Iterator[Manifest]:
-    given = SHAPED[role]
+    settings = SHAPED[role]
     offered = {name: ["1"] for name in ("numactl", "python3-venv", "xfsprogs", "nfs-common")}
     run = context(others=NVIDIAS, answers={"offers": {"offered": offered}, "disks": EMPTY, "rules": {}})
     states = (node({}, TABLE, facts=FACTS), node({**AT, **DOCKER}, TABLE, engine=RUNS, facts={**FACTS, **LOADED}))
     for state in states:
-        yield planned(role, state, run, **{"state": "present", **given})
-        yield planned(role, state, run, **{**given, "state": "absent"})
+        yield planned(role, state, run, **{"state": "present", **settings})
+        yield planned(role, state, run, **{**settings, "state": "absent"})
 
 
 def expressions(task: dict[str, Any]) -> Iterator[str]:
@@ -63,8 +63,8 @@ def expressions(task: dict[str, Any]) -> Iterator[str]:
 
 def conditions(task: dict[str, Any]) -> list[Any]:
     """The conditions of one task."""
-    given = task.get("when", [])
-    return [trust_as_template(str(one)) for one in (given if isinstance(given, list) else [given])]
+    clauses = task.get("when", [])
+    return [trust_as_template(str(clause)) for clause in (clauses if isinstance(clauses, list) else [clauses])]
 
 
 def steps(file: Path) -> Iterator[dict[str, Any]]:
@@ -147,7 +147,7 @@ def trusted(value: Any) -> Any:
 def common_task(name: str) -> dict[str, Any]:
     """The task of the common files with this name."""
     return next(
-        one for file in (ROLES / "common" / "tasks").glob("*.yml") for one in steps(file) if one["name"] == name
+        task for file in (ROLES / "common" / "tasks").glob("*.yml") for task in steps(file) if task["name"] == name
     )
 
 
@@ -162,7 +162,7 @@ def test_a_command_that_may_fail_is_then_no_change(
     variables = {"item": {"changes": True, "may_fail": may_fail}, "__common_command": {"rc": status}}
     templar = Templar(loader=DataLoader(), variables=variables)
     conditions = (task.get("failed_when", f"{status} != 0"), task["changed_when"])
-    assert tuple(templar.evaluate_conditional(trust_as_template(str(one))) for one in conditions) == outcome
+    assert tuple(templar.evaluate_conditional(trust_as_template(str(condition))) for condition in conditions) == outcome
 
 
 def test_the_record_of_new_packages_reports_what_the_role_reads_again() -> None:

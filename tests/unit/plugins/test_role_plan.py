@@ -26,9 +26,9 @@ from gpunode.provisioning.state import NodeState
 @pytest.fixture
 def action(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> role_plan.ActionModule:
     monkeypatch.setattr(controller.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
-    found = role_plan.ActionModule.__new__(role_plan.ActionModule)
-    found.node = controller.Run("gpu1")
-    return found
+    plugin = role_plan.ActionModule.__new__(role_plan.ActionModule)
+    plugin.node = controller.Run("gpu1")
+    return plugin
 
 
 def test_a_refusal_states_that_nothing_was_changed_only_while_that_is_true(action: role_plan.ActionModule) -> None:
@@ -49,18 +49,18 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_pending(
 ) -> None:
     why = "module 1 is loaded"
     refused = Manifest(role="nvidia_driver", refusals=("no-gpu: none on the bus",), reboot_reasons=(why,))
-    asked: list[str] = []
+    calls: list[str] = []
     monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
     monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
-    monkeypatch.setattr(role_plan.ActionModule, "refuse_unfit", lambda *_: asked.append("preflight"))
+    monkeypatch.setattr(role_plan.ActionModule, "refuse_unfit", lambda *_: calls.append("preflight"))
     monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: refused)
-    monkeypatch.setattr(role_plan.ActionModule, "remember_reboot", lambda *_: asked.append("reboot"))
+    monkeypatch.setattr(role_plan.ActionModule, "remember_reboot", lambda *_: calls.append("reboot"))
     monkeypatch.setattr(role_plan.ActionModule, "restarts", lambda *_: [])
     monkeypatch.setattr(role_plan.ActionModule, "forced", lambda _: True)
     monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {})
     action._task = SimpleNamespace(args={"role": "nvidia_driver", "refuse": False}, check_mode=False)
     result = action.run()
-    assert (result["pending"], result["reboot_reasons"], asked) == (False, [why], ["reboot"])
+    assert (result["pending"], result["reboot_reasons"], calls) == (False, [why], ["reboot"])
     assert result["warnings"] == ["no-gpu: none on the bus"]
     # gpunode_force repeats the changes of a role, and an empty plan has none: its tasks would find no values.
     action._task.args = {"role": "nvidia_driver"}
@@ -79,10 +79,10 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_pending(
     action.run()
     assert controller.planned_of(action.node.read("planned"), {"users": ["bob"]})["users"] == ["ada", "bob"]
     monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: refused)
-    asked.clear()
+    calls.clear()
     with pytest.raises(AnsibleActionFail, match="no-gpu"):
         action.run()
-    assert asked == ["preflight"]
+    assert calls == ["preflight"]
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -141,8 +141,8 @@ def begun(
     monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
     monkeypatch.setattr(role_plan.ActionModule, "planned", planned)
     monkeypatch.setattr(role_plan.ActionModule, "forced", lambda _: False)
-    given = {"state": "present", "gpunode_roles": ["docker"], **settings}
-    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: given)
+    values = {"state": "present", "gpunode_roles": ["docker"], **settings}
+    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: values)
     action._task = SimpleNamespace(args={"role": "docker", "begin": True, **arguments}, check_mode=False, tags=[])
     action.host = "gpu1"
     return action.run()["tasks"], plans
@@ -166,14 +166,18 @@ def test_the_sites_tasks_come_before_the_plan_and_after_the_role(
     (tmp_path / "before.yml").touch()
     (tmp_path / "after.yml").touch()
     action.task_vars = {"playbook_dir": str(tmp_path)}
-    before, after, own = str(tmp_path / "before.yml"), str(tmp_path / "after.yml"), role_plan.own_tasks("docker", False)
+    before, after, tasks_file = (
+        str(tmp_path / "before.yml"),
+        str(tmp_path / "after.yml"),
+        role_plan.own_tasks("docker", False),
+    )
     both = {"tasks_before": "before.yml", "tasks_after": after}
     assert begun(action, monkeypatch, {}) == ([], ["preflight", "docker"])
     # The gate comes first: on a node that is refused, nothing of the site runs.
     action.node.forget("fit")
     later = str(role_plan.COMMON / "after_site.yml")
     assert begun(action, monkeypatch, both) == ([before, later], ["preflight"])
-    assert begun(action, monkeypatch, {**both, "pending": "x"}, begin=False) == ([own, after], ["docker"])
+    assert begun(action, monkeypatch, {**both, "pending": "x"}, begin=False) == ([tasks_file, after], ["docker"])
     assert begun(action, monkeypatch, both, begin=False) == ([after], ["docker"])
     assert begun(action, monkeypatch, {**both, "state": "keep"}) == ([], ["docker"])
     removal = [before, later], str(role_plan.COMMON / "removal.yml")
@@ -199,17 +203,17 @@ class ListedRole(SimpleNamespace):
         return dict(self.params)
 
 
-def in_play(action: role_plan.ActionModule, own: str, **roles: dict[str, object]) -> None:
+def in_play(action: role_plan.ActionModule, role_name: str, **roles: dict[str, object]) -> None:
     """Put the action into a task of a role, in a play of these roles with their variables."""
     folder = controller.ROOT / "roles"
     listed = [
-        ListedRole(name=name, vars=given, params={}, tags=[], _role_path=str(folder / name))
-        for name, given in roles.items()
+        ListedRole(name=name, vars=variables, params={}, tags=[], _role_path=str(folder / name))
+        for name, variables in roles.items()
     ]
     listed.append(
         ListedRole(name="docker", vars={"docker_users": ["eve"]}, params={}, tags=[], _role_path="/elsewhere/docker")
     )
-    role = next((one for one in listed if one.name == own), None)
+    role = next((play_role for play_role in listed if play_role.name == role_name), None)
     action._task = SimpleNamespace(
         args={}, tags=[], check_mode=False, _role=role, get_play=lambda: SimpleNamespace(roles=listed)
     )
@@ -352,8 +356,8 @@ class Reads:
         assert module == "node_state"
         self.read.append((set(arguments["parts"]), "'dkms'" not in arguments["probe"][-2000:]))
         packages = APT_STATE if "packages" in arguments["parts"] else None
-        found = {"bundle": BUNDLE.read_text(encoding="utf-8"), "apt": packages, "dnf": None}
-        return {"state": b64encode(zlib.compress(json.dumps(found).encode())).decode()}
+        state = {"bundle": BUNDLE.read_text(encoding="utf-8"), "apt": packages, "dnf": None}
+        return {"state": b64encode(zlib.compress(json.dumps(state).encode())).decode()}
 
 
 def test_a_run_reads_first_what_any_role_needs_and_after_a_change_what_the_role_needs_that_comes_next(

@@ -100,14 +100,14 @@ def test_a_site_replaces_one_template_and_keeps_the_others(tmp_path: Path) -> No
     )
     journal = rendered("accounts", "journald.conf.j2", site=str(tmp_path), max="1G")
     assert journal == "# Managed by gpunode (role accounts), of the site\n[Journal]\nSystemMaxUse=1G\n"
-    own = rendered("ml_environment", "logind.conf.j2")
-    assert rendered("ml_environment", "logind.conf.j2", site=str(tmp_path)) == own
+    default = rendered("ml_environment", "logind.conf.j2")
+    assert rendered("ml_environment", "logind.conf.j2", site=str(tmp_path)) == default
     # One of several roles is replaced for one of them.
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker" / "unattended.conf.j2").write_text("{{ names | length }}\n")
-    given: dict[str, Any] = {"why": "x.", "names": ["a.b+"], "site": str(tmp_path)}
-    assert rendered("docker", "unattended.conf.j2", **given) == "1\n"
-    assert '"^a[.]b[+]$";' in rendered("nvidia_driver", "unattended.conf.j2", **given)
+    variables: dict[str, Any] = {"why": "x.", "names": ["a.b+"], "site": str(tmp_path)}
+    assert rendered("docker", "unattended.conf.j2", **variables) == "1\n"
+    assert '"^a[.]b[+]$";' in rendered("nvidia_driver", "unattended.conf.j2", **variables)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Served(ThreadingHTTPServer):
 
     files: dict[str, bytes]
     faults: list[int]
-    asked: list[str]
+    requests: list[str]
     waited: list[float]
 
 
@@ -45,7 +45,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         server: Served
 
         def do_GET(self) -> None:
-            self.server.asked.append(self.path)
+            self.server.requests.append(self.path)
             data = self.server.files.get(self.path)
             code = self.server.faults.pop(0) if self.server.faults else 200 if data is not None else 404
             self.send_response(code)
@@ -57,7 +57,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
             pass
 
     server = Served(("127.0.0.1", 0), Answer)
-    server.files, server.faults, server.asked, server.waited = {}, [], [], []
+    server.files, server.faults, server.requests, server.waited = {}, [], [], []
     monkeypatch.setattr(signing_key, "time", SimpleNamespace(sleep=server.waited.append))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -103,10 +103,10 @@ def test_a_fault_that_passes_is_tried_again_and_a_missing_file_is_not(served: Se
     assert "key" in answer(served)
     assert served.waited == [2, 4]
     served.files.clear()
-    served.asked.clear()
+    served.requests.clear()
     output = answer(served, keyring=address(served, PACKAGE))
     assert f"{address(served, FILE)}: HTTP Error 404" in output["error"]
-    assert served.asked == [FILE, PACKAGE]
+    assert served.requests == [FILE, PACKAGE]
     assert "No such file" in answer(served, url="file:///nowhere/key.pub")["error"]
     assert served.waited == [2, 4]
 
@@ -133,7 +133,7 @@ def test_a_redirect_never_leaves_encryption(old: str, new: str, followed: bool) 
 def test_a_fault_that_stays_is_reported_after_three_tries(served: Served, code: int, tries: int) -> None:
     served.faults = [code] * 5
     assert f"HTTP Error {code}" in answer(served)["error"]
-    assert (len(served.asked), served.waited) == (tries, [2, 4][: tries - 1])
+    assert (len(served.requests), served.waited) == (tries, [2, 4][: tries - 1])
 
 
 def test_where_the_file_is_not_there_the_keyring_package_is_asked(served: Served, tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_keyrings_in_which_an_old_key_may_be_go_to_the_controller(
 
 def test_a_proxy_comes_by_stdin_with_its_password(served: Served) -> None:
     """The server plays the proxy: it is asked for the whole address."""
-    there = f"http://repository.invalid{FILE}"
-    served.files[there] = NVIDIAS
+    url = f"http://repository.invalid{FILE}"
+    served.files[url] = NVIDIAS
     proxy = f"http://user:word@127.0.0.1:{served.server_port}"
-    output = answer(served, url=there, proxy=proxy)
-    assert (output["key"], served.asked) == (base64.b64encode(NVIDIAS).decode(), [there])
+    output = answer(served, url=url, proxy=proxy)
+    assert (output["key"], served.requests) == (base64.b64encode(NVIDIAS).decode(), [url])

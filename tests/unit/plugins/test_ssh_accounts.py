@@ -29,21 +29,21 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("directory")
 def test_a_user_of_a_directory_service_has_an_account_and_groups() -> None:
-    found = {one["name"]: one for one in ssh_state.accounts([".ssh/authorized_keys"], ["ada", "ghost"])}
-    assert found["ada"]["groups"] == ["domain users", "gpu-admins"]
-    assert (found["ada"]["password"], found["ada"]["home"]) == ("unknown", "/home/corp/ada")
-    assert "ghost" not in found
-    assert "root" in found
-    assert "ada" not in {one["name"] for one in ssh_state.accounts([".ssh/authorized_keys"], [])}
+    accounts = {account["name"]: account for account in ssh_state.accounts([".ssh/authorized_keys"], ["ada", "ghost"])}
+    assert accounts["ada"]["groups"] == ["domain users", "gpu-admins"]
+    assert (accounts["ada"]["password"], accounts["ada"]["home"]) == ("unknown", "/home/corp/ada")
+    assert "ghost" not in accounts
+    assert "root" in accounts
+    assert "ada" not in {account["name"] for account in ssh_state.accounts([".ssh/authorized_keys"], [])}
 
 
 @pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize(("allowed", "reasons"), [("gpu-admins", 0), ("wheel", 1)])
 def test_allow_groups_is_judged_by_membership_and_keys_may_come_from_a_command(allowed: str, reasons: int) -> None:
-    (row,) = (one for one in ssh_state.accounts([".ssh/authorized_keys"], ["ada"]) if one["name"] == "ada")
+    (row,) = (account for account in ssh_state.accounts([".ssh/authorized_keys"], ["ada"]) if account["name"] == "ada")
     effective = f"authorizedkeyscommand /usr/bin/sss_ssh_authorizedkeys\nallowgroups {allowed}\n"
-    found = list(obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective))
-    assert len(found) == reasons, found
+    lines = list(obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective))
+    assert len(lines) == reasons, lines
 
 
 @pytest.mark.parametrize("name", [b"\xff", "\u2028".encode(), "\x85".encode(), b"\xc3\x28"])
@@ -54,7 +54,7 @@ def test_what_users_write_with_chfn_hides_no_account(
     passwd = tmp_path / "passwd"
     passwd.write_bytes(b"ghost:x:1001:1001:,%b,,:/home/ghost:/bin/sh\nroot:x:0:0:%b:/root:/bin/bash\n" % (name, name))
     monkeypatch.setattr(ssh_state, "PASSWD", str(passwd))
-    assert [one["name"] for one in ssh_state.accounts([".ssh/authorized_keys"], [])] == ["root"]
+    assert [account["name"] for account in ssh_state.accounts([".ssh/authorized_keys"], [])] == ["root"]
     passwd.unlink()
     with pytest.raises(FileNotFoundError):
         ssh_state.accounts([".ssh/authorized_keys"], [])
@@ -67,12 +67,12 @@ def test_a_line_that_is_no_key_hides_no_key_of_its_file(tmp_path: Path) -> None:
     keys.parent.mkdir(mode=0o700)
     tmp_path.chmod(0o755)
     entry = pwd.struct_passwd(("ada", "*", os.getuid(), os.getgid(), "Ada", str(tmp_path), "/bin/bash"))
-    found = []
+    outcomes = []
     for text, mode in ((f"{KEY}\n", 0o600), (f"damaged\n{KEY}\n", 0o600), (f"{KEY}\n", 0o666)):
         keys.write_text(text, encoding="utf-8")
         keys.chmod(mode)
         row = ssh_state.account(entry, None, [".ssh/authorized_keys"])
         effective = "pubkeyacceptedalgorithms ssh-ed25519\npermitrootlogin yes\n"
-        found.append([*obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective)])
-    assert found[:2] == [[], []]
-    assert "can be written by others" in found[2][0]
+        outcomes.append([*obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective)])
+    assert outcomes[:2] == [[], []]
+    assert "can be written by others" in outcomes[2][0]

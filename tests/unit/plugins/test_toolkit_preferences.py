@@ -88,10 +88,10 @@ class Apt:
 
     def priorities(self) -> dict[str, set[str]]:
         """Version to the priorities that it has, once for each repository that has a package of its own of it."""
-        found: dict[str, set[str]] = {}
+        by_version: dict[str, set[str]] = {}
         for version, priority in re.findall(r"(?m)^ +(\S+)-1 (-?[0-9]+)$", self.ask("apt-cache", "policy", FOUR[0])):
-            found.setdefault(version, set()).add(priority)
-        return found
+            by_version.setdefault(version, set()).add(priority)
+        return by_version
 
     def install(self, *names: str) -> dict[str, str]:
         lines = self.ask("apt-get", "--simulate", "--assume-yes", "install", *names)

@@ -20,18 +20,18 @@ BROKEN = {"failed": True, "msg": "Unable to start service docker.service: Job fo
 
 
 def action(
-    answer: dict[str, Any], *, check: bool, asked: list[dict[str, Any]], log: str = ""
+    answer: dict[str, Any], *, check: bool, calls: list[dict[str, Any]], log: str = ""
 ) -> unit_states.ActionModule:
-    found = unit_states.ActionModule.__new__(unit_states.ActionModule)
-    found.host, found.task_vars = "gpu1", {}
-    found._task = SimpleNamespace(check_mode=check)
+    plugin = unit_states.ActionModule.__new__(unit_states.ActionModule)
+    plugin.host, plugin.task_vars = "gpu1", {}
+    plugin._task = SimpleNamespace(check_mode=check)
 
     def execute(*, module_name: str, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
-        asked.append(module_args)
+        calls.append(module_args)
         return {"stdout": log} if module_name == "ansible.builtin.command" else answer
 
-    found._execute_module = execute
-    return found
+    plugin._execute_module = execute
+    return plugin
 
 
 DOCKER = {"name": "docker.service", "enabled": True, "state": "started"}
@@ -53,13 +53,13 @@ DOCKER = {"name": "docker.service", "enabled": True, "state": "started"}
     ],
 )
 def test_each_step_is_a_line(unit: dict[str, Any], before: dict[str, Any], lines: list[str]) -> None:
-    asked: list[dict[str, Any]] = []
-    found = action({"changed": True, "status": before}, check=False, asked=asked).brought(unit, reload=True)
-    assert found == [f"{line} docker.service" for line in lines]
-    assert None not in asked[-1].values()
-    assert asked[-1]["daemon_reload"] is True
+    calls: list[dict[str, Any]] = []
+    steps = action({"changed": True, "status": before}, check=False, calls=calls).brought(unit, reload=True)
+    assert steps == [f"{line} docker.service" for line in lines]
+    assert None not in calls[-1].values()
+    assert calls[-1]["daemon_reload"] is True
     # After several starts in quick succession systemd would refuse the next.
-    assert ([one.get("argv") for one in asked[:-1]] == [["systemctl", "reset-failed", "docker.service"]]) is (
+    assert ([call.get("argv") for call in calls[:-1]] == [["systemctl", "reset-failed", "docker.service"]]) is (
         lines == ["restart"]
     )
 
@@ -69,28 +69,28 @@ def test_a_restart_waits_until_the_daemon_is_ready_and_clears_its_record(
     check: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = {"name": "docker.service", "state": "restarted", "ready": ["docker", "info"], "mark": "/run/due"}
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     called: list[Any] = []
-    found = action({"changed": True, "status": {}}, check=check, asked=asked, log="true\n")
-    found.call = lambda *given: called.append(given)
-    assert found.brought(unit, reload=False) == ["restart docker.service"]
-    assert (["docker", "info"] in [one.get("argv") for one in asked]) is not check
-    found.brought({**unit, "state": None}, reload=False)
+    plugin = action({"changed": True, "status": {}}, check=check, calls=calls, log="true\n")
+    plugin.call = lambda *arguments: called.append(arguments)
+    assert plugin.brought(unit, reload=False) == ["restart docker.service"]
+    assert (["docker", "info"] in [call.get("argv") for call in calls]) is not check
+    plugin.brought({**unit, "state": None}, reload=False)
     assert called == ([] if check else [("managed_files", {"files": [{"path": "/run/due", "content": None}]})])
     monkeypatch.setattr(unit_states.time, "sleep", lambda _: None)
-    never = action({"changed": True, "status": {}}, check=False, asked=asked, log="false\n")
+    never = action({"changed": True, "status": {}}, check=False, calls=calls, log="false\n")
     with pytest.raises(AnsibleActionFail, match="docker info did not print true within 15 s"):
         never.brought(unit, reload=False)
 
 
 def test_a_unit_in_its_requested_state_adds_no_line() -> None:
-    assert action({"changed": False, "status": {}}, check=False, asked=[]).brought(DOCKER, reload=False) == []
+    assert action({"changed": False, "status": {}}, check=False, calls=[]).brought(DOCKER, reload=False) == []
 
 
 @pytest.mark.parametrize("answer", [GONE, DAMAGED])
 def test_check_mode_announces_a_unit_that_is_not_installed_or_repaired_yet(answer: dict[str, Any]) -> None:
-    found = action(answer, check=True, asked=[]).brought(DOCKER, reload=False)
-    assert found == ["enable docker.service", "start docker.service"]
+    steps = action(answer, check=True, calls=[]).brought(DOCKER, reload=False)
+    assert steps == ["enable docker.service", "start docker.service"]
 
 
 @pytest.mark.parametrize(("answer", "check"), [(GONE, False), (DAMAGED, False), (BROKEN, False), (BROKEN, True)])
@@ -98,7 +98,7 @@ def test_what_the_builtin_module_refuses_fails_with_its_words(answer: dict[str, 
     with pytest.raises(
         AnsibleActionFail, match=r"^gpu1: docker\.service: (Could not find|Error loading|Unable to start)"
     ):
-        action(answer, check=check, asked=[]).brought(DOCKER, reload=False)
+        action(answer, check=check, calls=[]).brought(DOCKER, reload=False)
 
 
 def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
@@ -106,7 +106,7 @@ def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
         "failed to initialize NVML: \x1b[31mERROR_LIBRARY_NOT_FOUND\nproxy http://ada:secret@proxy:3128\n" + "x" * 5000
     )
     with pytest.raises(AnsibleActionFail) as raised:
-        action(BROKEN, check=False, asked=[], log=log).brought(DOCKER, reload=False)
+        action(BROKEN, check=False, calls=[], log=log).brought(DOCKER, reload=False)
     text = str(raised.value)
     assert "Its log ends: failed to initialize NVML: " in text
     assert "ERROR_LIBRARY_NOT_FOUND" in text
@@ -117,16 +117,16 @@ def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
 
 def test_a_unit_that_failed_before_its_file_was_repaired_is_started_again() -> None:
     answers = [BROKEN, {"changed": True, "status": {"UnitFileState": "enabled", "ActiveState": "failed"}}]
-    asked: list[dict[str, Any]] = []
-    found = action({}, check=False, asked=asked)
+    calls: list[dict[str, Any]] = []
+    plugin = action({}, check=False, calls=calls)
 
     def execute(*, module_name: str, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
-        asked.append(module_args)
+        calls.append(module_args)
         return {} if module_name == "ansible.builtin.command" else answers.pop(0)
 
-    found._execute_module = execute
-    assert found.brought(DOCKER, reload=True) == ["start docker.service"]
-    assert [one.get("argv") or one["daemon_reload"] for one in asked] == [
+    plugin._execute_module = execute
+    assert plugin.brought(DOCKER, reload=True) == ["start docker.service"]
+    assert [call.get("argv") or call["daemon_reload"] for call in calls] == [
         True,
         ["systemctl", "reset-failed", "docker.service"],
         False,
@@ -135,12 +135,12 @@ def test_a_unit_that_failed_before_its_file_was_repaired_is_started_again() -> N
 
 def test_what_the_processes_of_a_unit_wrote_comes_before_the_lines_of_systemd() -> None:
     logs = {"_SYSTEMD_UNIT=docker.service": "invalid mirror\n", "--unit=docker.service": "Start request repeated\n"}
-    for own in (True, False):
-        if not own:
+    for own_log in (True, False):
+        if not own_log:
             del logs["_SYSTEMD_UNIT=docker.service"]
-        found = action({}, check=False, asked=[])
-        found.printed = lambda argv: logs.get(argv[1], "")
-        assert found.logged("docker.service") == f" Its log ends: {next(iter(logs.values())).strip()}"
+        plugin = action({}, check=False, calls=[])
+        plugin.printed = lambda argv: logs.get(argv[1], "")
+        assert plugin.logged("docker.service") == f" Its log ends: {next(iter(logs.values())).strip()}"
 
 
 def test_systemd_reads_changed_unit_files_once_also_where_no_unit_is_left(
@@ -149,18 +149,18 @@ def test_systemd_reads_changed_unit_files_once_also_where_no_unit_is_left(
     monkeypatch.setattr(controller.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
     monkeypatch.setattr(controller.GpunodeAction, "run", lambda *_: {})
     monkeypatch.setattr(controller.GpunodeAction, "begin", lambda *_: None)
-    asked: list[dict[str, Any]] = []
-    units = action({"changed": False, "status": {}}, check=False, asked=asked)
+    calls: list[dict[str, Any]] = []
+    units = action({"changed": False, "status": {}}, check=False, calls=calls)
     files = managed_files.ActionModule.__new__(managed_files.ActionModule)
     units.node = files.node = controller.Run("gpu1")
     files._task = SimpleNamespace(check_mode=False, args={"files": [{"path": "/x"}]})
     units._task.args = {"units": []}
     for path, reloads in (("/etc/gpunode/x", []), ("/etc/systemd/system/x.service", [True]), ("", [])):
-        asked.clear()
+        calls.clear()
         files.call = lambda *_, path=path: {"changed": bool(path), "changed_paths": [path]}
         files.run()
         assert units.run()["changed"] is False
-        assert [one["daemon_reload"] for one in asked] == reloads
+        assert [call["daemon_reload"] for call in calls] == reloads
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_node_is_not_asked_to_write_no_file(
     files = managed_files.ActionModule.__new__(managed_files.ActionModule)
     calls: list[Any] = []
 
-    def call(*given: Any) -> dict[str, Any]:
-        calls.append(given)
+    def call(*arguments: Any) -> dict[str, Any]:
+        calls.append(arguments)
         return {}
 
     files._task, files.call = SimpleNamespace(check_mode=False, args=args), call
@@ -195,8 +195,8 @@ def test_a_node_is_not_asked_to_write_no_file(
 
 def test_a_unit_that_has_failed_since_its_start_is_named() -> None:
     started = ["dcgm.service", "docker.service"]
-    action({}, check=False, asked=[], log="active\ninactive\n").assert_running(started)
+    action({}, check=False, calls=[], log="active\ninactive\n").assert_running(started)
     with pytest.raises(
         AnsibleActionFail, match=r"docker\.service was started and has failed\. Its log ends: active; fail"
     ):
-        action({}, check=False, asked=[], log="active\nfailed\n").assert_running(started)
+        action({}, check=False, calls=[], log="active\nfailed\n").assert_running(started)

@@ -66,9 +66,9 @@ class Apt:
 
     def candidate(self, name: str, pin: str) -> str:
         self.pin.write_text(f"Package: {name}\nPin: version {pin}\nPin-Priority: 1001\n", encoding="utf-8")
-        found = re.search(r"Candidate: (\S+)", self.run("apt-cache", "policy", name))
-        assert found is not None
-        return found[1]
+        match = re.search(r"Candidate: (\S+)", self.run("apt-cache", "policy", name))
+        assert match is not None
+        return match[1]
 
 
 @pytest.fixture(scope="module")
