@@ -49,7 +49,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _refuse_foreign(location: OpenPath, trusted: frozenset[int] | None) -> None:
-    inode = location.found
+    inode = location.inode
     if location.folder < 0 or trusted is None:
         return
     if inode is None or stat.S_ISREG(inode.st_mode):
@@ -77,13 +77,13 @@ def make_private_folder(path: Path) -> None:
     """Create a folder and those above it, only for their owner; an existing one keeps its mode. Raises OSError."""
     trusted = trusted_users()
     with file_access.opened(str(path), trusted=trusted, make=0o700) as location:
-        if location.found is None:
+        if location.inode is None:
             file_access.refuse_foreign_folder(location, 0, trusted)
             os.mkdir(location.name, 0o700, dir_fd=location.folder)
-        elif not stat.S_ISDIR(location.found.st_mode):
-            raise FileRefusedError(f"{path} is {file_access.kind(location.found)}, not a directory")
-        elif trusted is not None and location.found.st_uid not in trusted:
-            user = location.found.st_uid
+        elif not stat.S_ISDIR(location.inode.st_mode):
+            raise FileRefusedError(f"{path} is {file_access.kind(location.inode)}, not a directory")
+        elif trusted is not None and location.inode.st_uid not in trusted:
+            user = location.inode.st_uid
             raise FileRefusedError(f"{path} belongs to another user (uid {user}): root does not write there")
 
 
@@ -98,7 +98,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     trusted = trusted_users()
     with file_access.opened(str(path), trusted=trusted, follow=not private) as location:
         _refuse_foreign(location, trusted)
-        inode = location.found
+        inode = location.inode
         if inode is not None and not (stat.S_ISREG(inode.st_mode) and location.folder >= 0):
             if private:
                 raise FileRefusedError(f"{path} is {file_access.kind(inode)}; expected a regular file")

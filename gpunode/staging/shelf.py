@@ -61,7 +61,7 @@ class StagingFolder:
         """Create the folder if it is missing. Raises UsageError for one that another user can write to."""
         try:
             with opened(str(self.path), trusted=trusted_users()) as location:
-                if location.found is None:
+                if location.inode is None:
                     with contextlib.suppress(FileExistsError):  # of another run, which began at the same time
                         os.mkdir(location.name, 0o755, dir_fd=location.folder)
             self._refuse_foreign()

@@ -71,7 +71,7 @@ class OpenPath(NamedTuple):
     """Name in the folder."""
     parent: os.stat_result
     """Status of the folder."""
-    found: os.stat_result | None
+    inode: os.stat_result | None
     """Status of what is there, without following a link; None: nothing."""
     number: int
     """Descriptor of what is there, which can neither read nor write; -1: nothing."""
@@ -243,7 +243,7 @@ def status(path: str) -> os.stat_result | None:
     """Return the status of a path without following its last component; None if it does not exist. Raises OSError."""
     try:
         with opened(path, trusted=ours(), follow=False) as location:
-            return location.found
+            return location.inode
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -275,7 +275,7 @@ def path_state(path: str, uid: int = 0, most: int = LARGEST) -> PathState | None
 def _path_state(path: str, most: int) -> PathState | None:
     try:
         with opened(path, trusted=ours(), follow=False) as location:
-            inode = location.found
+            inode = location.inode
             if inode is None:
                 return None
             readable = stat.S_ISREG(inode.st_mode) and inode.st_size <= most
@@ -305,7 +305,7 @@ def read(path: str, most: int = LARGEST, *, follow: bool = True) -> bytes:
 
 def content(location: OpenPath, most: int = LARGEST) -> bytes:
     """Return the content of the regular file at a place. Raises OSError."""
-    inode = location.found
+    inode = location.inode
     if inode is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), location.path)
     if not stat.S_ISREG(inode.st_mode):
@@ -439,7 +439,7 @@ def _write(path: str, data: bytes, mode: int, owner: Ids, keep_as: str | None) -
 def _remove(path: str, uid: int, keep_as: str | None) -> None:
     try:
         with opened(path, trusted=ours(), follow=False) as location:
-            if location.found is None:
+            if location.inode is None:
                 return
             refuse_foreign_place(location, uid, ours())
             if keep_as is not None:
@@ -452,10 +452,10 @@ def _remove(path: str, uid: int, keep_as: str | None) -> None:
 def refuse_foreign_place(location: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
     """Raise FileRefusedError if root must not replace what is there with a file of ``owner``."""
     refuse_foreign_folder(location, owner, trusted)
-    if location.found is None or trusted is None or only_trusted(location.parent, trusted):
+    if location.inode is None or trusted is None or only_trusted(location.parent, trusted):
         return
-    if location.found.st_uid not in {*trusted, owner}:
-        user = location.found.st_uid
+    if location.inode.st_uid not in {*trusted, owner}:
+        user = location.inode.st_uid
         raise FileRefusedError(
             f"{location.path} belongs to another user ({user_name(user)}, uid {user}), in a directory that others can "
             "write to: root does not replace it: remove it, or select another directory"
@@ -464,7 +464,7 @@ def refuse_foreign_place(location: OpenPath, owner: int, trusted: frozenset[int]
 
 def _keep(location: OpenPath, suffix: str) -> None:
     """Copy the old file to its name with a suffix."""
-    inode = location.found
+    inode = location.inode
     if inode is not None and stat.S_ISREG(inode.st_mode):
         copy = location._replace(name=location.name + suffix)
         replace(copy, content(location, LARGEST_ANSWER), stat.S_IMODE(inode.st_mode), (inode.st_uid, inode.st_gid))
@@ -478,7 +478,7 @@ def replace(location: OpenPath, data: bytes, mode: int, owner: Ids) -> None:
         inode = os.fstat(number)
         if (inode.st_uid, inode.st_gid) != owner:
             os.fchown(number, *owner)
-        if location.found is not None and stat.S_ISREG(location.found.st_mode):
+        if location.inode is not None and stat.S_ISREG(location.inode.st_mode):
             # Before the mode: it also limits what the access list allows.
             _keep_attributes(f"/proc/self/fd/{location.number}", f"/proc/self/fd/{number}")
         os.fchmod(number, mode)
@@ -533,7 +533,7 @@ def make_folder(path: str, mode: int) -> None:
     """Create a folder of root, or set the mode of an existing one. Raises OSError: also if it belongs to others."""
     with opened(path, trusted=ours(), follow=False, make=0o755) as location:
         refuse_foreign_folder(location, os.geteuid(), ours())
-        if location.found is None:
+        if location.inode is None:
             # Before a umask and after the next line, nobody else may enter.
             os.mkdir(location.name, 0o700, dir_fd=location.folder)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

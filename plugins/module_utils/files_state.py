@@ -33,7 +33,7 @@ def file_state(path: str) -> dict[str, Any]:
 
 
 def _state_of(location: file_access.OpenPath) -> dict[str, Any]:
-    status = location.found
+    status = location.inode
     if status is None:
         return {"kind": "absent"}
     state: dict[str, Any] = {

@@ -130,10 +130,10 @@ def test_what_the_docs_show_is_sound(tmp_path: Path, block: str) -> None:
     whole = block if "defaults:" in block else f"defaults: {{all: {{date: 2026-11-20}}}}\n{block}"
     catalog = load([overlay(tmp_path, whole)])
     assert catalog is not load()
-    taken = [
+    colliding = [
         name for name in {*catalog.branches, *catalog.toolkits} - {*load().branches, *load().toolkits} if name in NEXT
     ]
-    assert not taken, f"tests of catalog_update add {taken}: whoever carries out the recipe breaks them"
+    assert not colliding, f"tests of catalog_update add {colliding}: whoever carries out the recipe breaks them"
 
 
 def test_merge_keeps_what_is_not_named() -> None:

@@ -244,10 +244,10 @@ def test_whoever_is_not_root_follows_every_link(tree: World) -> None:
     link.symlink_to(tree.precious / "secret")
     os.lchown(link, USER.pw_uid, USER.pw_gid)
     with file_access.opened(str(link), trusted=None) as at:
-        assert at.found == (tree.precious / "secret").stat()
+        assert at.inode == (tree.precious / "secret").stat()
         file_access.refuse_foreign_place(at, 0, None)
     with file_access.opened(str(link), trusted=None, follow=False) as at:
-        assert at.found == link.lstat()
+        assert at.inode == link.lstat()
         file_access.refuse_foreign_place(at, 0, None)
     with pytest.raises(file_access.FileRefusedError, match="root does not follow it"):
         file_access.text(str(link))
@@ -295,7 +295,7 @@ def test_the_ends_of_a_path(tree: World, monkeypatch: pytest.MonkeyPatch) -> Non
     with text.open("rb") as stream:
         path = f"/proc/self/fd/{stream.fileno()}"
         with file_access.opened(path, trusted=file_access.ours()) as at:
-            assert (at.folder, at.name, at.found) == (-1, str(stream.fileno()), os.fstat(stream.fileno()))
+            assert (at.folder, at.name, at.inode) == (-1, str(stream.fileno()), os.fstat(stream.fileno()))
     monkeypatch.setattr(file_access, "STARTED_AS", 1234)
     assert file_access.ours() == {0, 1234}
 
