@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from gpunode.catalog import hardware, open_modules, origins, pci_ids, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, normal, similar
 from gpunode.catalog.pci_ids import texts
-from gpunode.catalog.read import Document, Problem, dotted, place, read, section
+from gpunode.catalog.read import Document, Problem, dotted, location_of, read, section
 from gpunode.catalog.rows import Source, first_day
 from gpunode.catalog.typed import no_such, typed_row
 from gpunode.errors import UsageError
@@ -96,7 +96,7 @@ def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[
 
 
 @cache
-def _own(file: str) -> Document:
+def _packaged(file: str) -> Document:
     """Return one of the package's files, which no run changes."""
     with as_file(files("gpunode.catalog").joinpath(file)) as path:
         return read(path, f"gpunode/catalog/{file}")
@@ -117,7 +117,7 @@ class Catalog:
         """Return the files that may contain rows of a section, the package's first."""
         for file, kinds in FILES.items():
             if name in kinds:
-                return (_own(file), *self._overlays)
+                return (_packaged(file), *self._overlays)
         raise KeyError(name)
 
     @property
@@ -180,7 +180,7 @@ class Catalog:
         if fields.get(link) is None or str(fields[link]) in known:
             return wrong
         where = (name, key, link)
-        file, line = place(self.documents(name), where)
+        file, line = location_of(self.documents(name), where)
         untaken = {dotted((name, key, field)) for field in taken}
         rest = [problem for problem in wrong if problem.rule != "missing-key" or problem.key not in untaken]
         message = no_such(parents.rstrip("s"), str(fields[link]), known)

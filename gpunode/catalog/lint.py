@@ -11,7 +11,7 @@ from typing import Any
 
 from gpunode.catalog.catalog import MODELS, Catalog
 from gpunode.catalog.gpus import normal
-from gpunode.catalog.read import Document, Key, Problem, dotted, place
+from gpunode.catalog.read import Document, Key, Problem, dotted, location_of
 from gpunode.catalog.software import PackageSet, Pinning
 from gpunode.catalog.typed import no_such
 from gpunode.text import suggestion
@@ -88,7 +88,7 @@ def _blamed(catalog: Catalog, name: str, key: Key, message: str, beside: Iterabl
     """Return a problem at the field that the user wrote: of compared fields, the one that an overlay sets."""
     written = (field for field in (key, *beside) if any(document.has(field) for document in catalog.overlays))
     at = next(written, key)
-    file, line = place(catalog.documents(str(at[0])), at)
+    file, line = location_of(catalog.documents(str(at[0])), at)
     return Problem(file, line, dotted(at), message if at == key else f"conflicts with {dotted(key)}: {message}", name)
 
 

@@ -254,7 +254,7 @@ def _defaults(document: Document, name: str) -> dict[str, Any]:
     return {field: value for part in parts if isinstance(part, Mapping) for field, value in part.items()}
 
 
-def place(documents: Sequence[Document], key: Key) -> tuple[str, int]:
+def location_of(documents: Sequence[Document], key: Key) -> tuple[str, int]:
     """Return file and line of a key: the last overlay that sets it, or the last document that has the longest part of
     it."""
     for document in reversed(documents[1:]):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gpunode.catalog.read import Document, Key, Problem, dotted, place
+from gpunode.catalog.read import Document, Key, Problem, dotted, location_of
 from gpunode.text import did_you_mean, nearest, suggestion
 
 R = TypeVar("R", bound=BaseModel)
@@ -41,7 +41,7 @@ def typed_row(
     """Return one typed row, or all its problems."""
 
     def problem(where: Key, message: str, rule: str) -> Problem:
-        file, line = place(documents, where)
+        file, line = location_of(documents, where)
         return Problem(file, line, dotted(where), message, rule)
 
     if not isinstance(fields, Mapping):

@@ -141,7 +141,7 @@ class SlurmScheduler(Scheduler):
             raise SchedulerError(f"scontrol {' '.join(argv)}: {last_line(done.stderr or done.stdout) or done.rc}")
         return done.stdout
 
-    def _asked(self, node: str) -> tuple[frozenset[str], str]:
+    def _node_state(self, node: str) -> tuple[frozenset[str], str]:
         """Return the parts of a node's state, and its reason."""
         output = self._call("show", "node", node)
         state = re.search(r"^ *State=(\S+)", output, re.MULTILINE)
@@ -152,11 +152,11 @@ class SlurmScheduler(Scheduler):
 
     def state(self, node: str, token: str) -> ServiceState:
         """Return whether the node gets work: drained, down or failing nodes do not."""
-        return _slurm_state(*self._asked(node), token)
+        return _slurm_state(*self._node_state(node), token)
 
     def drain(self, node: str, token: str) -> None:
         """Set the node to DRAIN with the token as reason; after a reboot, restore both."""
-        flags, reason = self._asked(node)
+        flags, reason = self._node_state(node)
         now = _slurm_state(flags, reason, token)
         if now.service is Availability.FOREIGN:
             raise SchedulerError(now.text)
@@ -165,7 +165,7 @@ class SlurmScheduler(Scheduler):
 
     def busy(self, node: str, token: str) -> str:  # noqa: ARG002
         """Return the state of a node that still runs jobs or ends them, or that Slurm is about to reboot."""
-        flags, _ = self._asked(node)
+        flags, _ = self._node_state(node)
         if flags & (_SLURM_BUSY | _SLURM_REBOOTS):
             return f"Slurm: {'+'.join(sorted(flags))}"
         return "" if flags & {"IDLE", "DOWN", "DRAINED"} else f"Slurm: {'+'.join(sorted(flags))}"
@@ -185,7 +185,7 @@ class SlurmScheduler(Scheduler):
             return "Slurm has no RebootProgram"
         if config["ReturnToService"] == "2":
             return "with ReturnToService=2 Slurm would end the drain"
-        flags, _ = self._asked(node)
+        flags, _ = self._node_state(node)
         if "NOT_RESPONDING" in flags:
             return "slurmd does not respond"
         refused = "Slurm ignored the request"
@@ -202,13 +202,13 @@ class SlurmScheduler(Scheduler):
 
     def rebooting(self, node: str, token: str) -> bool:
         """Return whether slurmctld has the request, or noted on the drain's reason that it passed it on."""
-        flags, reason = self._asked(node)
+        flags, reason = self._node_state(node)
         noted = reason != token and _slurm_state(flags, reason, token).service is Availability.OURS
         return noted or bool(flags & _SLURM_REBOOTS)
 
     def cancel_reboot(self, node: str, token: str) -> str:
         """Remove the request; Slurm refuses that once it is issued. With ``nextstate`` the drain stays."""
-        flags, reason = self._asked(node)
+        flags, reason = self._node_state(node)
         if "REBOOT_REQUESTED" in flags and _slurm_state(flags, reason, token).service is Availability.OURS:
             self._call("cancel_reboot", node)
             return ""

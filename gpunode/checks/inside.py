@@ -6,7 +6,17 @@ from gpunode.checks.compare import at_most, equals, failed, passed, skipped, und
 from gpunode.checks.driver_modes import HMM_OFF
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
 from gpunode.checks.registry import Broken, CheckResult, Expectation, NotJudged, Skip, Undetermined, no_gpu, registry
-from gpunode.checks.workload import component, explained, gpu_named, known, nothing_ran, of, one, record_check, where
+from gpunode.checks.workload import (
+    component,
+    explained,
+    gpu_named,
+    known,
+    nothing_ran,
+    of,
+    record_check,
+    single_record,
+    where,
+)
 from gpunode.facts.models.workload import (
     ContainerValues,
     CudaValues,
@@ -96,7 +106,10 @@ def _run(record: Record) -> Iterator[CheckResult]:
 )
 def gpus(node: NodeFacts) -> Iterator[CheckResult]:
     try:
-        (_, nvml), (_, cuda) = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)
+        (_, nvml), (_, cuda) = (
+            single_record(node, "versions.nvml", NvmlValues),
+            single_record(node, "versions.cuda", CudaValues),
+        )
     except NotJudged as reason:
         if isinstance(reason, Undetermined) or nothing_ran(node):
             raise

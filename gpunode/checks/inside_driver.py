@@ -9,7 +9,7 @@ from gpunode.catalog import load
 from gpunode.checks.compare import faultless, parsed_version, skipped, undetermined
 from gpunode.checks.driver import loaded_driver, same_version
 from gpunode.checks.registry import Broken, CheckResult, NotJudged, Skip, Status, Undetermined, registry
-from gpunode.checks.workload import explained, image_of, known, one, where
+from gpunode.checks.workload import explained, image_of, known, single_record, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
@@ -36,7 +36,7 @@ MINOR = "minor-version compatibility, without PTX of the newer CUDA"
     actions=("run_role:nvidia_container_toolkit",),
 )
 def library(node: NodeFacts) -> Iterator[CheckResult]:
-    record, system = one(node, "versions.system", SystemValues)
+    record, system = single_record(node, "versions.system", SystemValues)
     loaded = loaded_driver(node).version
     if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
         raise Skip("they do not fit on the host either (driver.library-matches-module reports the cause)")
@@ -89,7 +89,7 @@ def refused(node: NodeFacts) -> str | None:
 )
 def forward_compat(node: NodeFacts) -> Iterator[CheckResult]:
     try:
-        record, values = one(node, "versions.cuda", CudaValues)
+        record, values = single_record(node, "versions.cuda", CudaValues)
     except Broken as reason:
         raise Skip(f"{reason} (container.gpus reports the cause)") from None
     yield _compat(record, values, node)
@@ -129,10 +129,10 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> CheckResult:
     actions=("fix_configuration",),
 )
 def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
-    _, system = one(node, "versions.system", SystemValues)
+    _, system = single_record(node, "versions.system", SystemValues)
     driver = loaded_driver(node).version
     try:
-        used = one(node, "versions.torch", TorchValues)[1].cuda
+        used = single_record(node, "versions.torch", TorchValues)[1].cuda
     except NotJudged as reason:
         if isinstance(reason, Undetermined) and system.cuda is None:
             raise

@@ -10,7 +10,7 @@ from gpunode.checks.compare import at_most, failed, parsed_version, passed, unde
 from gpunode.checks.gpus import model_of
 from gpunode.checks.inside_driver import driver_runs
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
-from gpunode.checks.workload import image_of, known, of, one, record_check, where
+from gpunode.checks.workload import image_of, known, of, record_check, single_record, where
 from gpunode.facts.models.workload import CudaValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
@@ -78,7 +78,7 @@ def wheel_architectures(row: WheelArchitectures) -> list[str]:
 )
 def wheel(node: NodeFacts) -> Iterator[CheckResult]:
     try:
-        record, torch = one(node, "versions.torch", TorchValues)
+        record, torch = single_record(node, "versions.torch", TorchValues)
     except Skip:
         if not _without_framework(node):
             raise

@@ -27,7 +27,7 @@ def nothing_ran(node: NodeFacts) -> bool:
     return bool(broken) and len(node.records or ()) == len(broken)
 
 
-def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyValues]:
+def single_record(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyValues]:
     """Return the one record of a name with its values; raise NotJudged if there is none that can be checked."""
     if nothing_ran(node):
         raise Skip(NOTHING_RAN)
@@ -40,7 +40,7 @@ def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyV
 def known(node: NodeFacts, name: str, kind: type[AnyValues]) -> AnyValues | None:
     """Return the values of the one record of a name; None if there are none that can be checked."""
     try:
-        return one(node, name, kind)[1]
+        return single_record(node, name, kind)[1]
     except NotJudged:
         return None
 

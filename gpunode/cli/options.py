@@ -53,7 +53,7 @@ class NodesOption(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
-        if source is not ParameterSource.COMMANDLINE and any(_given(opts.get(name)) for name in OTHER_NODES):
+        if source is not ParameterSource.COMMANDLINE and any(_is_set(opts.get(name)) for name in OTHER_NODES):
             return (() if self.multiple else None), ParameterSource.DEFAULT
         return value, source
 
@@ -65,7 +65,7 @@ OTHER_NODES = (
 """Parameters that name nodes themselves, or that need none."""
 
 
-def _given(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return len(value) > 0 if isinstance(value, list | tuple) else isinstance(value, str) or value is True
 
 

@@ -314,13 +314,13 @@ def print_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Ma
 
 def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, replay: bool) -> WorkloadOptions:
     """Return the workload's options at the level. Raises UsageError for options that would have no effect there."""
-    if workload.given and (replay or not runs):
+    if workload.set_by_user and (replay or not runs):
         reason = "--level quick runs no workload" if level == "quick" else "no selected check uses a workload"
         reason = "--replay contacts no node" if replay else reason
-        raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
+        raise UsageError(f"{reason}: {', '.join(workload.set_by_user)} cannot be combined with it")
     if level == "deep":
         return dataclasses.replace(workload, level="deep")
-    if any(name in DEEP_ONLY for name in workload.given):
+    if any(name in DEEP_ONLY for name in workload.set_by_user):
         raise UsageError(f"{', '.join(DEEP_ONLY)} are measured only at --level deep")
     return workload
 

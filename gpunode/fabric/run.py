@@ -220,7 +220,7 @@ class FabricRun:
         self, transport: Transport, node: NodeFacts, use: gpus.Use, progress: Callable[[str], None], deadline: float
     ) -> tuple[Devices, str]:
         """Return the devices for the container, and the id of the image, which is on the node then."""
-        with engine.found(transport, deadline) as node_engine:
+        with engine.connected(transport, deadline) as node_engine:
             devices = devices_for(node_engine, use, node)
             with node_engine.within(self._request.image_limit_s, "--image-timeout") as bringing:
                 return devices, provide(bringing, self._request.image(node), self._request.file, progress).id

@@ -80,10 +80,10 @@ def _locks(document: Plan, inventory: Inventory, limit: str | None) -> Locks:
     stacks = {host: group.stack for group in document.groups for host in group.hosts if group.stack is not None}
     name = "all" if limit is None else limit
     if len(document.groups) == 1 and (name == "all" or name in inventory.groups):
-        files = {_place(folder / "group_vars", name): (name, next(iter(stacks.values())))}
+        files = {_lock_path(folder / "group_vars", name): (name, next(iter(stacks.values())))}
         outdated = [path for path in _narrower(folder, inventory, set(stacks)) if path not in files]
     else:
-        files = {_place(folder / "host_vars", host): (host, stack) for host, stack in stacks.items()}
+        files = {_lock_path(folder / "host_vars", host): (host, stack) for host, stack in stacks.items()}
         outdated = []
     return files, outdated, stacks
 
@@ -225,7 +225,7 @@ def _folder(sources: tuple[str, ...]) -> Path:
     return folder
 
 
-def _place(folder: Path, name: str) -> Path:
+def _lock_path(folder: Path, name: str) -> Path:
     """Return the lock's path; UsageError if Ansible would then no longer read a file of the user."""
     masked = next((path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)
     if masked is not None:

@@ -191,19 +191,19 @@ class _Reader:
         """Return ssh's settings from the arguments in the order of Ansible's ssh plugin: the first of each option is
         used.
         """
-        options: list[tuple[str, list[str]]] = [(values.place("ssh_args"), values.arguments("ssh_args"))]
+        options: list[tuple[str, list[str]]] = [(values.origin("ssh_args"), values.arguments("ssh_args"))]
         if not values.flag("host_key_checking", default=True):
-            options.append((values.place("host_key_checking"), ["-o", "StrictHostKeyChecking=no"]))
+            options.append((values.origin("host_key_checking"), ["-o", "StrictHostKeyChecking=no"]))
         for meaning, option in (("port", "Port"), ("key_file", "IdentityFile"), ("user", "User")):
             value = values.text(meaning)
             if value is not None:
                 options.append(
-                    (values.place(meaning), ["-o", f'{option}="{value}"' if option != "Port" else f"Port={value}"])
+                    (values.origin(meaning), ["-o", f'{option}="{value}"' if option != "Port" else f"Port={value}"])
                 )
         timeout = values.text("timeout")
         if timeout is not None:
-            options.append((values.place("timeout"), ["-o", f"ConnectTimeout={timeout}"]))
-        options += [(values.place(name), values.arguments(name)) for name in ("ssh_common_args", "ssh_extra_args")]
+            options.append((values.origin("timeout"), ["-o", f"ConnectTimeout={timeout}"]))
+        options += [(values.origin(name), values.arguments(name)) for name in ("ssh_common_args", "ssh_extra_args")]
         requested = [(origin, arguments) for origin, arguments in options if arguments]
         return resolve(values.text("host") or values.host, requested, values.host)
 
@@ -223,7 +223,7 @@ class _Values:
         setting = _CONFIGURED.get(meaning, "")
         return f"{setting.partition('.')[2]} of Ansible's configuration", self._config.get(setting)
 
-    def place(self, meaning: str) -> str:
+    def origin(self, meaning: str) -> str:
         """Return the origin of a value, for messages."""
         return self._find(meaning)[0]
 
@@ -251,7 +251,7 @@ class _Values:
         try:
             return shlex.split(text or "")
         except ValueError as err:
-            raise UsageError(f"host {self.host}: {self.place(meaning)} cannot be split into words: {err}") from None
+            raise UsageError(f"host {self.host}: {self.origin(meaning)} cannot be split into words: {err}") from None
 
     def flag(self, meaning: str, *, default: bool) -> bool:
         """Return the value as Ansible reads a boolean."""

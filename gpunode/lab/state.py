@@ -113,7 +113,7 @@ class LabState:
 
     def prepare(self) -> None:
         """Create the folder, the key pair and the password where they do not exist."""
-        names = {path.name for path in self._ours()}
+        names = {path.name for path in self._lab_paths()}
         if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - names):
             problem = f"{self.folder} contains {min(foreign)}, which does not belong to a lab"
             raise UsageError(f"{problem}: choose another --name or {HOME_VARIABLE}")
@@ -138,14 +138,14 @@ class LabState:
 
     def remove(self) -> bool:
         """Remove the lab's files, and its folder if nothing else is in it; return True if there was a lab."""
-        paths = [path for path in self._ours() if path.exists()]
+        paths = [path for path in self._lab_paths() if path.exists()]
         for path in paths:
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
         return bool(paths)
 
-    def _ours(self) -> list[Path]:
+    def _lab_paths(self) -> list[Path]:
         """Return the paths that a lab writes, and those that a killed write leaves."""
         paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _vendor_keys())]
         return [*paths, *map(_beside, paths)]

@@ -112,7 +112,7 @@ def ensure_workload_image(client: docker.DockerClient, name: str, progress: Prog
     Raises UndeterminedError with what to do if it cannot be built.
     """
     full = f"{REPOSITORY}:{name}-{kind_named(name).digest}"
-    if _there(client, full):
+    if _has_image(client, full):
         return full
     with locked("image workload", _LOCK_LIMIT_S, progress):
         return _made(client, name, progress)
@@ -123,7 +123,7 @@ def _made(client: docker.DockerClient, name: str, progress: Progress) -> str:
     kind = KINDS[name]
     tag = f"{name}-{kind.digest}"
     full = f"{REPOSITORY}:{tag}"
-    if _there(client, full):
+    if _has_image(client, full):
         return full
     progress(f"workload image {name}: making it ({kind.means})")
     with docker_errors("asking Docker where it keeps its data"):
@@ -156,7 +156,7 @@ def write_workload_image(client: docker.DockerClient, name: str, path: Path, pro
         raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
 
 
-def _there(client: docker.DockerClient, tag: str) -> bool:
+def _has_image(client: docker.DockerClient, tag: str) -> bool:
     with docker_errors(f"looking for {tag}"), suppress(ImageNotFound):
         client.images.get(tag)
         return True

@@ -410,7 +410,7 @@ def seen(gpu: Gpu) -> dict[str, Any]:
     return {**states[0], "index": gpu["index"]}
 
 
-def place(path: str) -> Path:
+def node_path(path: str) -> Path:
     """Return the path of a file of the node; a test has a root of its own."""
     return ROOT / path.lstrip("/")
 
@@ -418,14 +418,14 @@ def place(path: str) -> Path:
 def read(path: str) -> Any:
     """Return the content of a JSON file that this program wrote; None if it does not exist."""
     try:
-        return json.loads(place(path).read_bytes()[:MAX_BYTES])
+        return json.loads(node_path(path).read_bytes()[:MAX_BYTES])
     except FileNotFoundError:
         return None
 
 
 def reserve(path: str, size: int) -> Path:
     """Return the draft of a file, with disk space for its content. Raise OSError if there is not enough."""
-    file = place(path)
+    file = node_path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
     with new.open("ab") as stream:
@@ -440,7 +440,7 @@ def locked() -> Iterator[None]:
     The lock is on the folder of these values, which only root can open: another user could hold it for ever. Raises
     TimeoutError if another process holds it for too long.
     """
-    folder = place(MEMORY).parent
+    folder = node_path(MEMORY).parent
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_LIMIT_S
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -461,7 +461,7 @@ def locked() -> Iterator[None]:
 
 def write(path: str, document: Any) -> None:
     """Write a JSON document in one step."""
-    file, text = place(path), (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    file, text = node_path(path), (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
     new = reserve(path, len(text))
     with new.open("r+b") as stream:
         stream.write(text)
@@ -595,7 +595,7 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         with locked():
-            text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
+            text = node_path(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
             cards = bring_all(json.loads(text)["rules"], report=argv == ["apply"])
             if argv == ["apply"]:
                 write_report(cards, hashlib.sha256(text).hexdigest())

@@ -141,7 +141,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     if removing and drives and not _cannot_be_asked(state):
         pending = compared(nvidia_driver.ROLE.plan(state, driver, context), state).pending
     if stack is not None and drives and not _cannot_be_asked(state):
-        questions, more, settled, pending = _asked(state, context, with_repository="nvidia_repository" in roles)
+        questions, more, settled, pending = _questions(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
     if questions:
         return Manifest(role=ROLE.name, questions=questions)
@@ -178,7 +178,7 @@ def _cannot_be_asked(state: NodeState) -> bool:
     return state.apt is None and (state.dnf is None or state.dnf.error is not None)
 
 
-def _asked(
+def _questions(
     state: NodeState, context: Context, *, with_repository: bool
 ) -> tuple[dict[str, NodeQuery], list[str], bool, bool]:
     """Return the remaining questions, why repository or driver must not be changed, and two facts of the driver.

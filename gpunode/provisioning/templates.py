@@ -47,7 +47,7 @@ def preload() -> None:
 @cache
 def _environment(site: str) -> Environment:
     """Return the environment with the site's templates before those of the roles."""
-    loader = FunctionLoader(_own)
+    loader = FunctionLoader(_role_template)
     # The texts are configuration files, not HTML.
     return Environment(  # noqa: S701
         loader=ChoiceLoader([FileSystemLoader(site), loader]) if site else loader,
@@ -59,7 +59,7 @@ def _environment(site: str) -> Environment:
     )
 
 
-def _own(name: str) -> tuple[str, str, None] | None:
+def _role_template(name: str) -> tuple[str, str, None] | None:
     role, _, file = name.partition("/")
     path: Path = collection_root() / "roles" / role / "templates" / file
     return (path.read_text(encoding="utf-8"), str(path), None) if path.is_file() else None

@@ -119,10 +119,10 @@ def of_nodes(nodes: Iterable[NodeReport], statuses: frozenset[Status]) -> list[F
         for group in of_node(finding for finding in node.findings if finding.status in statuses):
             hosts[group].append(node.host)
     folded = [FoldedFinding(group, tuple(sorted(names))) for group, names in hosts.items()]
-    return sorted(folded, key=_place)
+    return sorted(folded, key=_rank)
 
 
-def _place(folded: FoldedFinding) -> tuple[int, int, int, tuple[str, ...]]:
+def _rank(folded: FoldedFinding) -> tuple[int, int, int, tuple[str, ...]]:
     group = folded.group
     return WORST_FIRST.index(group.status), -len(folded.hosts), cause_rank(group.checks), group.checks
 

@@ -220,7 +220,7 @@ class CopyRun:
         kept: dict[str, tuple[int, int, dict[int, str]]] = {}
         todo: list[FilePiece] = []
         for file in self._listing.files:
-            pieces = self._there(file, known.get(file.path), verify=verify)
+            pieces = self._present_pieces(file, known.get(file.path), verify=verify)
             missing = [FilePiece(file, at) for at in range(0, max(1, file.size), PIECE) if at not in pieces]
             if pieces:
                 kept[file.path] = (file.size, file.mtime_ns, pieces)
@@ -232,7 +232,7 @@ class CopyRun:
         self._journal.replace(kept)
         return todo
 
-    def _there(
+    def _present_pieces(
         self, file: StagedFile, known: tuple[int, int, dict[int, str]] | None, *, verify: bool
     ) -> dict[int, str]:
         """Return the digests of the file's pieces that are on the disk."""

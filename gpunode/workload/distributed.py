@@ -116,7 +116,7 @@ def run_member(member: Member, request: GroupRequest, output: BoundedOutput, sea
     if request.image is None:
         on_host(member.transport, program, output, deadline, limit_s)
         return
-    with engine.found(member.transport, deadline) as node_engine:
+    with engine.connected(member.transport, deadline) as node_engine:
         with node_engine.doing("image", f"looking at image {request.image}"):
             image = Image(request.image, str(node_engine.api.inspect_image(request.image)["Id"]), brought=False)
         network = Network(request.network, f"rank-{seats[0]['rank']}")
@@ -135,10 +135,10 @@ def joined(records: Mapping[int, Sequence[Mapping[str, Any]]], failures: Mapping
     for first in sorted(records):
         for record in records[first]:
             by_name.setdefault(str(record["record"]), []).append(record)
-    return [_one(part_records, failures) for part_records in by_name.values()]
+    return [_merged(part_records, failures) for part_records in by_name.values()]
 
 
-def _one(records: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
+def _merged(records: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
     broken = [record for record in records if record.get("error") is not None]
     unknown = [record for record in records if record.get("undetermined") is not None]
     if not broken:

@@ -183,7 +183,7 @@ class Engine:
 
 
 @contextmanager
-def found(transport: Transport, deadline: float) -> Iterator[Engine]:
+def connected(transport: Transport, deadline: float) -> Iterator[Engine]:
     """Yield the node's engine, as a user who may use it; closed at the end of the context.
 
     If root has none, the user may have a rootless one, and vice versa.
@@ -194,7 +194,7 @@ def found(transport: Transport, deadline: float) -> Iterator[Engine]:
     for root in transport.as_root:
         adapter = _Adapter(transport, root=root)
         try:
-            engine = _asked(adapter, deadline)
+            engine = _connection(adapter, deadline)
         except LaunchFailure as err:
             adapter.cut()
             if err.kind not in ("permission", "no-engine"):
@@ -230,7 +230,7 @@ def _cut_at(deadline: float, cut: Callable[[], None]) -> Iterator[None]:
         watch.cancel()
 
 
-def _asked(adapter: _Adapter, deadline: float) -> Engine:
+def _connection(adapter: _Adapter, deadline: float) -> Engine:
     def client(version: str) -> docker.APIClient:
         # The version is given, because the SDK would request it before the adapter is in place.
         api = docker.APIClient(_URL, version=version, timeout=API_TIMEOUT_S)

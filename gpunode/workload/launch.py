@@ -132,7 +132,7 @@ def _in_container(
 ) -> None:
     name = request.image(run.node)
     run.container = RecordContainer(image=name)  # reported also if the engine refuses
-    with engine.found(transport, deadline) as node_engine:
+    with engine.connected(transport, deadline) as node_engine:
         gpu_devices = devices_for(node_engine, run.use, run.node)
         run.container = RecordContainer(image=name, engine=node_engine.label, gpus=gpu_devices.recorded)
         run.values |= {"engine_version": node_engine.version, "api_version": node_engine.api_version}

@@ -45,7 +45,7 @@ class WorkloadOptions:
         return self.run_limit_s + END_S + (0.0 if self.no_container else self.image_limit_s + BETWEEN_S)
 
     @property
-    def given(self) -> list[str]:
+    def set_by_user(self) -> list[str]:
         """Return the options that the user set."""
         return [option for field, option in NAMES.items() if getattr(self, field) not in (None, False)]
 

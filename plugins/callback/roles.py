@@ -70,7 +70,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Record a task that changed a node."""
         changed = self._changed.setdefault(result._host.get_name(), [])
         if result.is_changed() and len(changed) < MOST_CHANGES:
-            changed.append(_place(result))
+            changed.append(_role_and_task(result))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Record the failure; the last one of a node is the one that ended its run."""
@@ -86,7 +86,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         text = (
             answer.get("msg") or answer.get("censored") or answer.get("stderr") or answer.get("stdout") or "no message"
         )
-        self._failures[result._host.get_name()] = (*_place(result), _one_line(str(text)))
+        self._failures[result._host.get_name()] = (*_role_and_task(result), _one_line(str(text)))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the failures of nodes that did not recover."""
@@ -118,7 +118,7 @@ def _role(task: Any) -> str:
     return str(role.get_name()).rpartition(".")[2] if role is not None else ""
 
 
-def _place(result: Any) -> tuple[str, str]:
+def _role_and_task(result: Any) -> tuple[str, str]:
     """Return role and name of a result's task."""
     role = getattr(result._task, "_role", None)
     name = str(result.task_name)

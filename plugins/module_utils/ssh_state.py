@@ -32,7 +32,7 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 WRITABLE_BY_OTHERS = 0o022
 
 
-def asked(*argv: str) -> tuple[int, str, str]:
+def query(*argv: str) -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of a command that only reads."""
     answer: tuple[int, str, str] = commands.run(list(argv), COMMAND_S, ENVIRONMENT)
     return answer
@@ -43,7 +43,7 @@ def daemon_settings() -> tuple[int, str, str]:
     try:
         answers: list[tuple[int, str, str]] = commands.run_with_files([], [["sshd", "-T"]])
     except commands.UnavailableError:
-        return asked("sshd", "-T")
+        return query("sshd", "-T")
     return answers[0]
 
 
@@ -55,10 +55,10 @@ def collected(users: list[str]) -> dict[str, Any]:
     session = login()
     named = [*([session["user"]] if session else []), *users]
     return {
-        "version": last_line(asked("ssh", "-V")[2]),
+        "version": last_line(query("ssh", "-V")[2]),
         "effective": effective if status == 0 else None,
         "error": None if status == 0 else last_line(errors) or f"sshd -T: exit status {status}",
-        "offered": {kind: asked("ssh", "-Q", kind)[1].split() for kind in OFFERS},
+        "offered": {kind: query("ssh", "-Q", kind)[1].split() for kind in OFFERS},
         "contents": {path: text for path, (text, _) in contents.items()},
         "unreadable": {path: reason for path, (_, reason) in contents.items() if reason},
         "host_keys": host_keys(),
@@ -87,7 +87,7 @@ def values(effective: str) -> dict[str, list[str]]:
 
 def unit(name: str) -> dict[str, str]:
     """Return systemd's state of a unit: ``load``, ``active``, ``enabled``, ``listen``."""
-    _, output, _ = asked("systemctl", "show", "-p", "LoadState,ActiveState,UnitFileState,Listen", name)
+    _, output, _ = query("systemctl", "show", "-p", "LoadState,ActiveState,UnitFileState,Listen", name)
     fields = dict(line.partition("=")[::2] for line in output.splitlines())
     listen = [line.partition("=")[2].split(" ")[0] for line in output.splitlines() if line.startswith("Listen=")]
     return {

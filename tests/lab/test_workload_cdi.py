@@ -17,7 +17,7 @@ from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import write_workload_image
 from gpunode.onnode import program_text
 from gpunode.workload.container import ContainerJob, Devices, PythonProgram, run
-from gpunode.workload.engine import found
+from gpunode.workload.engine import connected
 from gpunode.workload.image import provide, read_image_file
 from gpunode.workload.launch import START
 from gpunode.workload.output import BoundedOutput
@@ -92,7 +92,7 @@ class Trying:
         program = PythonProgram(START, (*lengths, "60"), watchdog + packed.getvalue())
         output = BoundedOutput()
         try:
-            with found(NodeTransport(node, deadline), deadline) as engine:
+            with connected(NodeTransport(node, deadline), deadline) as engine:
                 assert engine.knows_cdi
                 image = provide(engine, "python", read_image_file(self.image), lambda _: None)
                 run(engine, ContainerJob(image, self.devices, program, 60), output)

@@ -5,7 +5,7 @@ import re
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import BandwidthSize, BandwidthTest, P2pBandwidth
-from gpunode.facts.parsers.values import found, lines_of, number, shorten
+from gpunode.facts.parsers.values import found_text, lines_of, number, shorten
 
 _DEVICE = re.compile(r"\s*Device:?\s+(\d{1,4})[:,](.*?)(?:, pciBusID:.*)?")
 _SECTION = re.compile(r"\s*(Host to Device|Device to Host|Device to Device) Bandwidth\b.*")
@@ -49,7 +49,7 @@ def parse_bandwidth_test(text: str) -> BandwidthTest:
     for line in lines[:-1] if cut else lines:
         state.take(line)
     if not state.sizes:
-        raise ParseError(f"expected results of the CUDA sample bandwidthTest, {found(text)}")
+        raise ParseError(f"expected results of the CUDA sample bandwidthTest, {found_text(text)}")
     return state.answer()
 
 
@@ -131,7 +131,7 @@ def parse_p2p(text: str) -> P2pBandwidth:
         if not matrix or len(matrix) != len(matrix[0]):
             raise ParseError(f"expected as many rows as columns in the matrix {name}, found it cut after {len(matrix)}")
     if not matrices:
-        raise ParseError(f"expected matrices of the CUDA sample p2pBandwidthLatencyTest, {found(text)}")
+        raise ParseError(f"expected matrices of the CUDA sample p2pBandwidthLatencyTest, {found_text(text)}")
     access = matrices.pop("p2p_access", None)
     names = [name for _, name in _HEADINGS[1:]] + ["cpu_latency_us", "cpu_latency_no_p2p_us"]
     output = {

@@ -9,7 +9,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import DcgmDiag
 from gpunode.facts.models.smi import Failure, ToolError
-from gpunode.facts.parsers.values import found, lines_of, shorten, text_or_none, version
+from gpunode.facts.parsers.values import found_text, lines_of, shorten, text_or_none, version
 
 _STATUSES = {
     "pass": "pass",
@@ -264,7 +264,7 @@ class _Table:
             for gpu in re.findall(r"\d{1,5}", status["gpus"] or ""):
                 test.add_gpu(int(gpu), test.statuses[-1])
         else:
-            raise ParseError(f"expected a status of '{name}' of dcgmi diag, {found(result)}")
+            raise ParseError(f"expected a status of '{name}' of dcgmi diag, {found_text(result)}")
 
     def _begin_text(self, row: re.Match[str], result: str) -> None:
         """Begin a row ``Warning``, ``Error`` or ``Info``; information is skipped, including its continuation lines."""
@@ -299,7 +299,7 @@ def _from_table(text: str) -> DcgmDiag | Failure:
     if not table.tests:
         message = next((line.strip() for line in lines if _FAILURE.fullmatch(line)), None)
         if message is None or table.has_head:
-            raise ParseError(f"expected the JSON or the table of dcgmi diag with results, {found(text)}")
+            raise ParseError(f"expected the JSON or the table of dcgmi diag with results, {found_text(text)}")
         return failure(message)
     tests = [test.answer() for test in table.tests]
     statuses = [test["status"] for test in tests]

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.outputs import Dmesg, LogEvent, LogProcess
 from gpunode.facts.models.smi import Failure, ToolError
-from gpunode.facts.parsers.values import bus_id, found
+from gpunode.facts.parsers.values import bus_id, found_text
 
 _LINE_LIMIT = 4096
 _DEVICE = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?: [^)]{1,60})?"
@@ -84,7 +84,7 @@ def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Fa
         return Dmesg(events=tuple(events))
     failure = next((match for line in lines if (match := _FAILURE.match(line[:_LINE_LIMIT]))), None)
     if failure is None:
-        raise ParseError(f"expected lines of the kernel's log, {found(text)}")
+        raise ParseError(f"expected lines of the kernel's log, {found_text(text)}")
     message = failure[0].strip()
     kind = "permission" if re.search(r"permitted|denied", message) else "other"
     return Failure(error=ToolError(kind=kind, message=message))

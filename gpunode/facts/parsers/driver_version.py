@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.outputs import DriverVersion
-from gpunode.facts.parsers.values import found, lines_of
+from gpunode.facts.parsers.values import found_text, lines_of
 
 _MODULE = re.compile(
     r"\s*NVRM version:\s+NVIDIA UNIX (?P<open>Open )?(?:Kernel Module for \S+|\S+ (?P<open_after>Open )?Kernel Module)"
@@ -26,7 +26,7 @@ def parse(text: str) -> DriverVersion:
     lines = lines_of(text)
     module = next((match for line in lines if (match := _MODULE.fullmatch(line[:2000]))), None)
     if module is None:
-        raise ParseError(f"expected a line 'NVRM version: NVIDIA UNIX ... Kernel Module ...', {found(text)}")
+        raise ParseError(f"expected a line 'NVRM version: NVIDIA UNIX ... Kernel Module ...', {found_text(text)}")
     date = _DATE.fullmatch(_BEFORE_DATE.sub("", module["rest"], count=1).strip())
     compiler = next((match[1] for line in lines if (match := _GCC.fullmatch(line[:2000]))), "")
     return DriverVersion(

@@ -7,7 +7,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import Ibstat
 from gpunode.facts.models.smi import Failure, ToolError
-from gpunode.facts.parsers.values import found, lines_of, number, text_or_none
+from gpunode.facts.parsers.values import found_text, lines_of, number, text_or_none
 
 _CA = re.compile(r"\s*CA '([^']{1,64})'\s*")
 _STATUS_HEADING = re.compile(r"\s*Infiniband device '([^']{1,64})' port (\d{1,3}) status:\s*", re.I)
@@ -44,7 +44,7 @@ def parse(text: str) -> Ibstat | Failure:
         listing.take(line)
     if not listing.cas:
         if not listing.messages:
-            raise ParseError(f"expected the listing of ibstat or ibstatus, {found(text)}")
+            raise ParseError(f"expected the listing of ibstat or ibstatus, {found_text(text)}")
         kind = "no-devices" if re.search(r"\bno (?:CA|IB|InfiniBand|device)", listing.messages[0], re.I) else "other"
         return Failure(error=ToolError(kind=kind, message=listing.messages[0]))
     return listing.answer()

@@ -6,7 +6,7 @@ import re
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import Lscpu, LscpuNode
-from gpunode.facts.parsers.values import found, integer, lines_of, shorten, text_or_none
+from gpunode.facts.parsers.values import found_text, integer, lines_of, shorten, text_or_none
 
 _NODE = re.compile(r"NUMA node(\d{1,6}) CPU\(s\)")
 _FIELD = re.compile(r"\s*+([^:]{1,80}):(.*)")
@@ -23,7 +23,7 @@ def parse(text: str) -> Lscpu:
     fields = _from_json(text) if text.lstrip()[:1] == "{" else _from_lines(text)
     names = [name for name, _ in fields]
     if "Architecture" not in names or "CPU(s)" not in names:
-        raise ParseError(f"expected lscpu in the C locale with 'Architecture:' and 'CPU(s):', {found(text)}")
+        raise ParseError(f"expected lscpu in the C locale with 'Architecture:' and 'CPU(s):', {found_text(text)}")
     if names.count("Architecture") > 1:
         raise ParseError("expected the output of one lscpu, found two in one text")
     first = dict(reversed(fields))

@@ -6,7 +6,7 @@ from typing import Any
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import Lspci
-from gpunode.facts.parsers.values import found, lines_of, number, shorten
+from gpunode.facts.parsers.values import found_text, lines_of, number, shorten
 
 _DEVICE = re.compile(r"(?P<slot>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?P<rest>\S.*)")
 _NUMBERS_ONLY = re.compile(r"(?P<class_id>[0-9a-f]{4}): (?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\b.*")
@@ -48,7 +48,7 @@ def parse(text: str) -> Lspci:
         elif devices:
             _take_detail(devices[-1], line)
     if not devices:
-        raise ParseError(f"expected lines of lspci such as '1a:00.0 3D controller: ...', {found(text)}")
+        raise ParseError(f"expected lines of lspci such as '1a:00.0 3D controller: ...', {found_text(text)}")
     last = devices[-1]
     numbered = sum(device["class_id"] is not None for device in devices)
     if numbered > len(devices) / 2 and not (last["class_id"] and last["device_id"]):

@@ -9,7 +9,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.outputs import NcclDevice, NcclRow, NcclRun, NcclTests, Placement
 from gpunode.facts.parsers import nccl_lines
 from gpunode.facts.parsers.nccl_lines import Line, RowReader
-from gpunode.facts.parsers.values import bus_id, found, lines_of, text_or_none
+from gpunode.facts.parsers.values import bus_id, found_text, lines_of, text_or_none
 
 _MESSAGES = 200
 _MESSAGE_LENGTH = 500
@@ -32,7 +32,7 @@ def parse(text: str) -> NcclTests:
         stream.close_group()
     log.give_out_notes()
     if not log.runs:
-        raise ParseError(f"expected the log of a program of nccl-tests, {found(text)}")
+        raise ParseError(f"expected the log of a program of nccl-tests, {found_text(text)}")
     return NcclTests(runs=tuple(run.answer() for run in log.runs))
 
 

@@ -7,7 +7,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import Numactl
 from gpunode.facts.models.smi import Failure, ToolError
-from gpunode.facts.parsers.values import found, lines_of, shorten
+from gpunode.facts.parsers.values import found_text, lines_of, shorten
 
 _AVAILABLE = re.compile(r"\s*available: (\d{1,6}) nodes? \(([\d,-]*)\)\s*")
 _CPUS = re.compile(r"\s*node (\d{1,6}) cpus:((?: \d{1,6})*)\s*")
@@ -34,7 +34,7 @@ def parse(text: str) -> Numactl | Failure:
     if reading.expected is None:
         message = next((match[1] for line in lines_of(text) if (match := _NO_NUMA.match(line[:_LINE_LIMIT]))), None)
         if message is None:
-            raise ParseError(f"expected numactl --hardware with a line 'available: N nodes (...)', {found(text)}")
+            raise ParseError(f"expected numactl --hardware with a line 'available: N nodes (...)', {found_text(text)}")
         return Failure(error=ToolError(kind="other", message=message.strip()))
     return reading.answer()
 

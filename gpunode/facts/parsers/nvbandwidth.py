@@ -7,7 +7,7 @@ from typing import Any
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import checked
 from gpunode.facts.models.outputs import Nvbandwidth
-from gpunode.facts.parsers.values import found, lines_of, number, shorten, text_or_none, version
+from gpunode.facts.parsers.values import found_text, lines_of, number, shorten, text_or_none, version
 
 _VERSION = re.compile(r"nvbandwidth Version:\s*v?(\S+)\s*")
 _DRIVER = re.compile(r"Driver Version:\s*(\d[\d.]*)\s*")
@@ -140,7 +140,7 @@ def _from_text(text: str) -> Nvbandwidth:
         else:
             _take(current, line, tests)
     if not tests:
-        raise ParseError(f"expected nvbandwidth's lines 'Running TEST.' or its JSON, {found(text)}")
+        raise ParseError(f"expected nvbandwidth's lines 'Running TEST.' or its JSON, {found_text(text)}")
     answers = [test.finished() if isinstance(test, _Reading) else test for test in tests]
     return checked(Nvbandwidth, {**head, "tests": answers}, "the text of nvbandwidth")
 

@@ -5,7 +5,7 @@ import re
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, ListedGpu, ListedMigDevice, SmiList
 from gpunode.facts.parsers import smi_error
-from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten, text_or_none
+from gpunode.facts.parsers.values import MOST_GPUS, found_text, lines_of, shorten, text_or_none
 
 GPU_LINE = re.compile(r"\s*GPU (?P<index>\d{1,4}): (?P<name>.*?)\s*\((?P<key>UUID|S/N): (?P<id>[^()]*)\)\s*")
 _LOST_LINE = re.compile(r"\s*GPU (?P<index>\d{1,4}): (?P<name>Unknown Error|GPU is lost|ERR!)\s*")
@@ -44,7 +44,7 @@ def parse(text: str) -> SmiList | Failure:
         return SmiList(gpus=tuple(gpus), messages=tuple(messages))
     error = smi_error.find(text)
     if error is None:
-        raise ParseError(f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', {found(text)}")
+        raise ParseError(f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', {found_text(text)}")
     return error
 
 

@@ -9,7 +9,7 @@ from gpunode.facts.models.smi import Failure, Number, Nvlink, NvlinkGpu, NvlinkL
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.smi_list import GPU_LINE
 from gpunode.facts.parsers.tree import label_of
-from gpunode.facts.parsers.values import found, lines_of, number, quantity, shorten, text_or_none
+from gpunode.facts.parsers.values import found_text, lines_of, number, quantity, shorten, text_or_none
 
 _LINK = re.compile(r"\s*Link (?P<link>\d{1,3}):\s*(?P<rest>\S.*?)\s*")
 _COUNTER = re.compile(
@@ -59,7 +59,7 @@ def parse(text: str) -> Nvlink | Failure:
     if not gpus:
         error = smi_error.find(text)
         if error is None:
-            raise ParseError(f"expected the listing of nvidia-smi nvlink --status or -e, {found(text)}")
+            raise ParseError(f"expected the listing of nvidia-smi nvlink --status or -e, {found_text(text)}")
         return error
     if current is not None and not current.links and current.message is None:
         raise ParseError(f"expected links of GPU {current.index} in nvidia-smi nvlink, found the text ends there")

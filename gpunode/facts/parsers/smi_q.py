@@ -6,7 +6,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiGpu, SmiLog
 from gpunode.facts.parsers import smi_error, smi_gpu
 from gpunode.facts.parsers.tree import TreeLabel, label_of
-from gpunode.facts.parsers.values import MOST_GPUS, bus_id, found, lines_of, version
+from gpunode.facts.parsers.values import MOST_GPUS, bus_id, found_text, lines_of, version
 
 _BANNER = re.compile(r"\s*=+NVSMI LOG=+\s*")
 _HEADING = re.compile(r"(\s*)GPU ([0-9a-fA-F]{1,8}:[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?)\s*")
@@ -30,7 +30,7 @@ def parse(text: str) -> SmiLog | Failure:
     if not blocks:
         answer = smi_error.find(text) or _headless(root)
         if answer is None:
-            raise ParseError(f"expected the text of nvidia-smi -q, {found(text)}")
+            raise ParseError(f"expected the text of nvidia-smi -q, {found_text(text)}")
         return answer
     if sum(1 for line in lines if _BANNER.fullmatch(line[:_LINE_LIMIT])) > 1:
         raise ParseError("expected one log of nvidia-smi -q, found several in one text")

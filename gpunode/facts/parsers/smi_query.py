@@ -5,7 +5,7 @@ import re
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiQuery
 from gpunode.facts.parsers import smi_error
-from gpunode.facts.parsers.values import bus_id, found, is_nothing, lines_of, number, shorten
+from gpunode.facts.parsers.values import bus_id, found_text, is_nothing, lines_of, number, shorten
 
 _FIELD = re.compile(r"[A-Za-z][\w.]*(?: \[[^\]]*\])?")
 _UNIT = re.compile(r".* \[([^\]]+)\]")
@@ -40,7 +40,7 @@ def parse(text: str) -> SmiQuery | Failure:
     if not lines:
         error = smi_error.find(text)
         if error is None:
-            raise ParseError(f"expected the CSV of nvidia-smi --query-gpu, {found(text)}")
+            raise ParseError(f"expected the CSV of nvidia-smi --query-gpu, {found_text(text)}")
         return error
     table = [_cells(line) for line in lines]
     columns = table.pop(0) if _is_header(table[0]) else None

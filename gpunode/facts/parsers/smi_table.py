@@ -9,7 +9,7 @@ from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.values import (
     bus_id,
     flag,
-    found,
+    found_text,
     integer,
     is_nothing,
     lines_of,
@@ -59,7 +59,7 @@ def parse(text: str) -> SmiTable | Failure:
     if not rows:
         answer = smi_error.find(text)
         if answer is None:
-            raise ParseError(f"expected the table of nvidia-smi with at least one GPU, {found(text)}")
+            raise ParseError(f"expected the table of nvidia-smi with at least one GPU, {found_text(text)}")
         return answer
     gpus = [_gpu(row, errors) for row in rows]
     if len({gpu.index for gpu in gpus}) < len(gpus):
@@ -129,7 +129,7 @@ def _add_line(rows: list[_Row], line: str, height: int | None) -> None:
     cells = line.strip("|").split("|")
     first = _GPU.fullmatch(cells[0]) is not None and len(cells) > 1 and _ADDRESS.fullmatch(cells[1]) is not None
     if not line.endswith("|") or len(cells) != 3:
-        raise ParseError(f"expected three cells in a row of nvidia-smi's table, {found(line)}: it is cut")
+        raise ParseError(f"expected three cells in a row of nvidia-smi's table, {found_text(line)}: it is cut")
     if first:
         rows.append(_Row([cells]))
     elif rows and len(rows[-1].lines) < (height or 3):

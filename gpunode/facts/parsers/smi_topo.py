@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, Topology
 from gpunode.facts.parsers import smi_error
-from gpunode.facts.parsers.values import found, lines_of, shorten
+from gpunode.facts.parsers.values import found_text, lines_of, shorten
 
 _COLOUR = re.compile(r"(?:\x1b|\^\[|\N{SYMBOL FOR ESCAPE})?\[\d{0,3}(?:;\d{1,3}){0,4}m")
 _GPU = re.compile(r"GPU\d{1,4}")
@@ -33,7 +33,7 @@ def parse(text: str) -> Topology | Failure:
         error = smi_error.find(text)
         if error is None:
             raise ParseError(
-                f"expected the matrix of nvidia-smi topo -m with a line 'GPU0 ... CPU Affinity', {found(text)}"
+                f"expected the matrix of nvidia-smi topo -m with a line 'GPU0 ... CPU Affinity', {found_text(text)}"
             )
         return error
     header = _header(lines[position])

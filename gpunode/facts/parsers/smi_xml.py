@@ -7,7 +7,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiLog
 from gpunode.facts.parsers import smi_error, smi_gpu
 from gpunode.facts.parsers.tree import TreeLabel, label_of
-from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten
+from gpunode.facts.parsers.values import MOST_GPUS, found_text, lines_of, shorten
 
 _ROOT = "nvidia_smi_log"
 _BEGIN = re.compile(r"<\?xml|<!DOCTYPE|<[A-Za-z_]")
@@ -28,7 +28,7 @@ def parse(text: str) -> SmiLog | Failure:
     if begin is None:
         error = smi_error.find(text)
         if error is None:
-            raise ParseError(f"expected the XML of nvidia-smi -q -x, {found(text)}")
+            raise ParseError(f"expected the XML of nvidia-smi -q -x, {found_text(text)}")
         return error
     closing = f"</{_ROOT}>"
     last = text.rfind(closing)

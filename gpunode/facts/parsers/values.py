@@ -145,7 +145,7 @@ def shorten(text: str, limit: int = 60) -> str:
     return f"{clean[:limit]}..." if len(first) > limit else clean
 
 
-def found(text: str) -> str:
+def found_text(text: str) -> str:
     """Return what was found, for a message about what was expected."""
     return f"found '{shorten(text)}'" if text.strip() else "found nothing"
 

@@ -138,7 +138,7 @@ def _settle(hardware: dict[str, Any]) -> None:
 
 def _bus(hardware: dict[str, Any]) -> None:
     """Write PCI functions, NUMA nodes, adapters, and the files that list loaded modules."""
-    roots = {folder.split("/", 1)[0] for folder in map(pci.place, pci.functions(hardware))}
+    roots = {folder.split("/", 1)[0] for folder in map(pci.sysfs_folder, pci.functions(hardware))}
     mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
     _numa(hardware["numa_nodes"])
     mounts.with_additions("/sys/bus/pci/drivers", pci.DRIVERS)

@@ -38,7 +38,7 @@ def write(hardware: dict[str, Any]) -> None:
         link = state.path(CLASS) / nic["name"]
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to("../../devices/{}/infiniband/{}".format(pci.place(nic), nic["name"]))
+            link.symlink_to("../../devices/{}/infiniband/{}".format(pci.sysfs_folder(nic), nic["name"]))
         if nic["role"] == "nvswitch":
             # The fabric manager's start script finds the device of the NVSwitches by this.
             (pci.folder(nic) / "vpd").write_bytes(_vital_product_data("SW_MNG"))

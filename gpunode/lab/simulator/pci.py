@@ -47,10 +47,10 @@ def _last_buses(hardware: dict[str, Any]) -> dict[str, int]:
 
 def folder(function: Function) -> Path:
     """Return the path where a function's files are written."""
-    return state.path(DEVICES + "/" + place(function))
+    return state.path(DEVICES + "/" + sysfs_folder(function))
 
 
-def place(function: Function) -> str:
+def sysfs_folder(function: Function) -> str:
     """Return a function's folder below /sys/devices."""
     chain = [*function["bridges_above"], function["pci_bus_id"]]
     return "pci{}/{}".format(chain[0].rsplit(":", 1)[0], "/".join(chain))
@@ -94,7 +94,7 @@ def write_function(function: Function, number: int) -> None:
     bind(function, function.get("driver") or _driver(function))
     link = state.path(SLOTS) / function["pci_bus_id"]
     if not link.is_symlink():
-        link.symlink_to("../../../devices/" + place(function))
+        link.symlink_to("../../../devices/" + sysfs_folder(function))
 
 
 def set_link(function: Function, gen: int, width: int, number: int) -> None:
@@ -151,7 +151,7 @@ def bind(function: Function, driver: str | None) -> None:
         link.unlink()
     if driver:
         (state.path(DRIVERS) / driver).mkdir(parents=True, exist_ok=True)
-        up = "../" * (len(place(function).split("/")) + 1)  # libpci joins the link's text to the folder
+        up = "../" * (len(sysfs_folder(function).split("/")) + 1)  # libpci joins the link's text to the folder
         link.symlink_to(f"{up}bus/pci/drivers/{driver}")
 
 

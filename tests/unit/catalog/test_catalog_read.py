@@ -27,7 +27,7 @@ def test_a_prepared_catalog_reads_no_file_to_judge(monkeypatch: pytest.MonkeyPat
     catalog = Catalog()
     origins.table.cache_clear()
     catalog.prepare()
-    monkeypatch.setattr(module, "_own", None)
+    monkeypatch.setattr(module, "_packaged", None)
     assert origins.table.cache_info().currsize == 1
     match = catalog.gpu_by_pci("10de:2330")
     assert match is not None

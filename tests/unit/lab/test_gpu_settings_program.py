@@ -136,7 +136,7 @@ def test_of_two_starts_at_once_the_second_knows_the_value_before_the_first(
 
 
 def test_other_users_cannot_open_what_is_locked(settings: Settings) -> None:
-    folder = program.place(program.MEMORY).parent
+    folder = program.node_path(program.MEMORY).parent
     folder.mkdir(parents=True)
     folder.chmod(0o755)
     with program.locked():

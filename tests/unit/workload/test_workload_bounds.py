@@ -60,7 +60,7 @@ def packed(sock: socket.socket) -> None:
 @pytest.mark.parametrize(("answer", "reason"), [(endless, "more than 16 MiB"), (packed, "Expecting value")])
 def test_a_body_is_bounded_and_never_unpacked(answer: Callable[[socket.socket], None], reason: str) -> None:
     way: Any = Way(answer)
-    with pytest.raises(LaunchFailure, match=reason), engine.found(way, time.monotonic() + 30):
+    with pytest.raises(LaunchFailure, match=reason), engine.connected(way, time.monotonic() + 30):
         pass
     assert b"Accept-Encoding: identity" in way.received
 

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakeEngine, FakeWay
 
 from gpunode.workload.container import LABEL, LIMIT_LABEL, Devices, sweep
-from gpunode.workload.engine import found
+from gpunode.workload.engine import connected
 from gpunode.workload.image import ImageFile, provide
 from gpunode.workload.transport import LaunchFailure
 
@@ -40,7 +40,7 @@ def ends() -> float:
 
 
 def failure(way: FakeWay) -> LaunchFailure:
-    with pytest.raises(LaunchFailure) as caught, found(way, ends()):
+    with pytest.raises(LaunchFailure) as caught, connected(way, ends()):
         pass
     assert len(str(caught.value).splitlines()) == 1
     return caught.value
@@ -48,7 +48,7 @@ def failure(way: FakeWay) -> LaunchFailure:
 
 def test_an_engine_that_answers(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.info |= {"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"runc": {}}}
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         assert (node_engine.version, node_engine.api_version, node_engine.knows_cdi) == ("28.5.1", "1.51", True)
 
 
@@ -68,7 +68,7 @@ def test_something_else_on_the_socket(server: ThreadingHTTPServer, engine: FakeE
 def test_sudo_where_the_socket_refuses_the_user(server: ThreadingHTTPServer) -> None:
     denied = "permission denied while trying to connect to the Docker daemon socket"
     way = FakeWay(server, as_root=(False, True), refuse=lambda root: None if root else denied)
-    with found(way, ends()) as node_engine:
+    with connected(way, ends()) as node_engine:
         assert node_engine.version == "28.5.1"
     assert way.opened[0] is False
     assert way.opened[-1] is True
@@ -110,7 +110,7 @@ def test_podman_behind_dockers_socket_is_known_by_its_components(
         "Version": "5.4.2",
         "ApiVersion": "1.41",
     }
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         assert (node_engine.podman, node_engine.name, node_engine.label, node_engine.knows_cdi) == (
             True,
             "Podman 5.4.2",
@@ -124,7 +124,7 @@ def test_an_engine_without_components_is_docker(
     server: ThreadingHTTPServer, engine: FakeEngine, components: object
 ) -> None:
     engine.version["Components"] = components
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         assert not node_engine.podman
 
 
@@ -138,7 +138,7 @@ def test_components_that_are_none_are_no_engine(
 
 def test_what_confines_containers_is_kept_for_the_record(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.info["SecurityOptions"] = ["name=seccomp,profile=builtin", "name=selinux", "name=rootless"]
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         assert node_engine.security == ("seccomp", "selinux", "rootless")
 
 
@@ -147,7 +147,7 @@ def test_a_rootless_engine_is_found_where_root_has_none(server: ThreadingHTTPSer
     way = FakeWay(
         server, as_root=(True, False), refuse=lambda root: "Cannot connect to the Docker daemon" if root else None
     )
-    with found(way, ends()) as node_engine:
+    with connected(way, ends()) as node_engine:
         assert node_engine.version == "28.5.1"
     assert (way.opened[0], way.opened[-1]) == (True, False)
 
@@ -181,7 +181,7 @@ def test_an_archive_is_not_loaded_again_where_containerd_keeps_the_images(
     engine.answers["GET /images/site/image:1/json"] = (200, existing)
     engine.answers["POST /images/load"] = (200, [{"stream": "Loaded image: site/image:1\n"}])
     file = ImageFile(Path(__file__), "sha256:" + "c" * 64, name, layers)
-    with found(way, ends()) as node_engine:
+    with connected(way, ends()) as node_engine:
         image = provide(node_engine, "site/image:1", file, lambda _: None)
     assert (image.id, image.brought) == (SHA, brought)
 
@@ -201,7 +201,7 @@ def test_an_image_for_another_architecture_is_not_started(
 ) -> None:
     engine.info["Architecture"] = machine
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA, "Architecture": built_for})
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         if not refused:
             provide(node_engine, "site/image:1", None, lambda _: None)
             return
@@ -212,7 +212,7 @@ def test_an_image_for_another_architecture_is_not_started(
 
 def test_an_answer_that_is_no_image_is_reported(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": 5})
-    with found(FakeWay(server), ends()) as node_engine, pytest.raises(LaunchFailure) as caught:
+    with connected(FakeWay(server), ends()) as node_engine, pytest.raises(LaunchFailure) as caught:
         provide(node_engine, "site/image:1", None, lambda _: None)
     assert caught.value.kind == "broke-off"
 
@@ -224,7 +224,7 @@ def test_a_registry_that_is_slow_ends_with_the_images_own_limit(
     engine.answers["POST /images/create"] = (200, slow(gone))
     began = time.monotonic()
     try:
-        with found(FakeWay(server), ends()) as node_engine:
+        with connected(FakeWay(server), ends()) as node_engine:
             with pytest.raises(LaunchFailure) as caught, node_engine.within(1.0, "--image-timeout") as bringing:
                 provide(bringing, "site/image:1", None, lambda _: None)
             assert time.monotonic() - began < 10
@@ -242,7 +242,7 @@ def slow(gone: threading.Event) -> Iterator[dict[str, str]]:
 
 def test_an_image_that_is_there_is_not_pulled(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         image = provide(node_engine, "site/image:1", None, lambda _: None)
     assert (image.id, image.brought) == (SHA, False)
     assert not [line for line in engine.requests if line.startswith("POST")]
@@ -261,7 +261,7 @@ def test_a_pull_reports_its_progress(server: ThreadingHTTPServer, engine: FakeEn
         reported.append(text)
         engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})  # it is there from now on
 
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         assert provide(node_engine, "site/image:1", None, report).brought
     assert reported == [f"pulling image site/image:1{rest}" for rest in ("", ": 1 of 3 MiB", ": 2 of 4 MiB")]
 
@@ -288,7 +288,7 @@ def test_an_image_that_does_not_come_is_named(
     server: ThreadingHTTPServer, engine: FakeEngine, answer: tuple[int, object], kind: str, words: str
 ) -> None:
     engine.answers["POST /images/create"] = answer
-    with pytest.raises(LaunchFailure) as caught, found(FakeWay(server), ends()) as node_engine:
+    with pytest.raises(LaunchFailure) as caught, connected(FakeWay(server), ends()) as node_engine:
         provide(node_engine, "site/image:1", None, lambda _: None)
     assert caught.value.kind == kind
     assert words in str(caught.value)
@@ -311,7 +311,7 @@ def test_only_our_own_leftovers_past_their_limit_are_swept(server: ThreadingHTTP
     ]
     engine.answers["GET /containers/json"] = (200, containers)
     engine.answers |= {f"DELETE /containers/{container['Id']}": (204, "") for container in containers}
-    with found(FakeWay(server), ends()) as node_engine:
+    with connected(FakeWay(server), ends()) as node_engine:
         assert list(sweep(node_engine)) == ["overdue", "never-started", "dead"]
     removed = [line for line in engine.requests if line.startswith("DELETE")]
     assert removed == [f"DELETE /containers/{name}" for name in ("overdue", "never-started", "dead")]
