@@ -463,20 +463,20 @@ class History:
     def prune(self, limits: HistoryLimits, *, hosts: Sequence[str] = ()) -> tuple[int, int]:
         """Remove what exceeds the limits, the oldest first, and all of the named hosts; return runs and bundles' runs.
 
-        The last complete run stays, and that of ``FABRIC``; so do those of the last day, which may be in progress.
+        The last complete run stays, with those since then, which may be in progress; so does the last of ``FABRIC``.
         """
         removed = self._forget(hosts) if hosts else 0
         bundles = [path for host in hosts for path in self.bundles_of(host)]
         for path in bundles:
             path.unlink(missing_ok=True)
-        now = datetime.now(UTC)
-        oldest, recent = now - timedelta(days=limits.days), now - timedelta(days=1)
+        oldest = datetime.now(UTC) - timedelta(days=limits.days)
         runs = self.runs()
         complete = {run.verb == FABRIC: run.id for run in runs if run.finished_at is not None}
+        last = max(complete.values(), default=runs[-1].id if runs else 0)
         for run in runs:
-            began = moment(run.started_at)
-            if run.id in complete.values() or (run.finished_at is None and began is not None and began > recent):
+            if run.id in complete.values() or run.id >= last:
                 continue
+            began = moment(run.started_at)
             if (began is not None and began < oldest) or self._size_mib() > limits.mib:
                 self._remove(run)
                 removed += 1
