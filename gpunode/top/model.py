@@ -1,6 +1,5 @@
 """What is known of the nodes: lines of their streams in, documents out. Bounded, whatever the nodes send."""
 
-import math
 import threading
 import time
 from collections import Counter, deque
@@ -41,8 +40,7 @@ class NodeModel:
         self._reason: str | None = None
         self._simulated: bool | None = None
         self._gpus: dict[str, _Gpu] = {}
-        self._apps: dict[tuple[str, int], tuple[float | None, float, float]] = {}
-        """GPU and process, to its memory and when it was listed first and last."""
+        self._apps: dict[tuple[str, int], tuple[float | None, float]] = {}
         self._owners: dict[int, ProcessOwner] = {}
         self._xids: dict[str, Counter[int]] = {}
         self._trouble: dict[str, str] = {}
@@ -122,7 +120,7 @@ class NodeModel:
     def _read_a(self, text: str, now: float) -> None:
         app = samples.app_line(text)
         if app is not None and (app[:2] in self._apps or len(self._apps) < PROCESSES_MOST):
-            self._apps[app[:2]] = (app[2], self._apps.get(app[:2], (None, now))[1], now)
+            self._apps[app[:2]] = (app[2], now)
 
     def _read_k(self, text: str, _: float) -> None:
         xid = samples.xid_line(text)
@@ -199,7 +197,7 @@ class NodeModel:
 
     def _forget(self, now: float) -> None:
         """Remove processes that are not listed any more."""
-        self._apps = {key: value for key, value in self._apps.items() if now - value[2] <= self._patience_s()}
+        self._apps = {key: value for key, value in self._apps.items() if now - value[1] <= self._patience_s()}
         pids = {pid for _, pid in self._apps}
         if len(self._owners) > 2 * len(pids) + 16:
             self._owners = {pid: owner for pid, owner in self._owners.items() if pid in pids}
@@ -209,9 +207,7 @@ class NodeModel:
         if readings and now - readings[-1].at > self._patience_s():
             # The others are still listed.
             readings[-1] = replace(readings[-1], lost=True)
-        pids = self._pids(gpu)
-        since = min((self._apps[gpu.identity.uuid, pid][1] for pid in pids), default=-math.inf)
-        return GpuWindow(gpu.identity.index, readings, list(gpu.pcie), frozenset(map(self._job, pids)), since)
+        return GpuWindow(gpu.identity.index, readings, list(gpu.pcie), frozenset(map(self._job, self._pids(gpu))))
 
     def _pids(self, gpu: _Gpu) -> list[int]:
         return sorted(pid for uuid, pid in self._apps if uuid == gpu.identity.uuid)

@@ -58,7 +58,18 @@ class VerdictKind(IntEnum):
         return self < VerdictKind.UNKNOWN
 
 
-_TITLES = ("lost", "stuck", "throttled", "pcie-bound", "starving", "occupied-idle", "heavier", "-", "ok", "free")
+_TITLES = {
+    VerdictKind.LOST: "lost",
+    VerdictKind.STUCK: "stuck",
+    VerdictKind.THROTTLED: "throttled",
+    VerdictKind.PCIE_BOUND: "pcie-bound",
+    VerdictKind.STARVING: "starving",
+    VerdictKind.IDLE: "occupied-idle",
+    VerdictKind.HEAVIER: "heavier",
+    VerdictKind.UNKNOWN: "-",
+    VerdictKind.GOOD: "ok",
+    VerdictKind.FREE: "free",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +89,6 @@ class GpuWindow:
     pcie: Sequence[PcieSample] = ()
     owners: frozenset[str] = frozenset()
     """Keys of the jobs on it: see ``verdicts``."""
-    since: float = -math.inf
-    """When the first of its processes was listed: earlier samples are not of the job."""
 
     @property
     def occupied(self) -> bool:
@@ -104,35 +113,29 @@ def gpu_verdict(window: GpuWindow, window_s: float) -> GpuVerdict:
         return GpuVerdict(VerdictKind.UNKNOWN, "no sample yet")
     if samples[-1].lost:
         return GpuVerdict(VerdictKind.LOST, "nvidia-smi reports that the GPU is lost")
-    of_job = [sample for sample in samples if sample.at >= window.since]
-    known = _unsettled(samples, window_s) or _throttled(samples) or _unsettled(of_job, window_s)
-    if known is not None:
-        return known
-    span = of_job[-1].at - of_job[0].at
-    loads = [sample.utilization_percent for sample in of_job if sample.utilization_percent is not None]
+    span = samples[-1].at - samples[0].at
+    if len(samples) < 2 or span < SETTLED_SHARE * window_s:
+        return GpuVerdict(VerdictKind.UNKNOWN, f"{span:.0f} of {window_s:.0f} s sampled")
+    throttled = _throttled(samples)
+    if throttled is not None:
+        return throttled
+    loads = [sample.utilization_percent for sample in samples if sample.utilization_percent is not None]
     if not loads:
         return GpuVerdict(VerdictKind.UNKNOWN, "utilization is not reported")
-    if not window.occupied and loads[-1] <= IDLE_PERCENT:
+    if not window.occupied and max(loads) <= IDLE_PERCENT:
         return GpuVerdict(VerdictKind.FREE)
-    mean, rest = fmean(loads), _share_at_rest(of_job)
+    mean, rest = fmean(loads), _share_at_rest(samples)
     if max(loads) <= IDLE_PERCENT:
         return GpuVerdict(VerdictKind.IDLE, f"memory in use, at most {max(loads):.0f} % for {span:.0f} s")
     bound = _pcie_bound(window, mean) if mean < BOUND_PERCENT or rest is not None else None
     if bound is not None:
         return bound
-    stuck = _stuck(of_job, loads, rest) if rest is not None else None
+    stuck = _stuck(samples, loads, rest) if rest is not None else None
     if stuck is not None:
         return stuck
     if mean < STARVING_PERCENT:
         return GpuVerdict(VerdictKind.STARVING, f"{mean:.0f} % on average over {span:.0f} s")
     return GpuVerdict(VerdictKind.GOOD)
-
-
-def _unsettled(samples: Sequence[GpuSample], window_s: float) -> GpuVerdict | None:
-    span = samples[-1].at - samples[0].at if samples else 0.0
-    if len(samples) >= 2 and span >= SETTLED_SHARE * window_s:
-        return None
-    return GpuVerdict(VerdictKind.UNKNOWN, f"{span:.0f} of {window_s:.0f} s sampled")
 
 
 def _throttled(samples: Sequence[GpuSample]) -> GpuVerdict | None:

@@ -77,21 +77,6 @@ def test_a_bad_verdict_is_no_verdict_before_half_the_window(kind: VerdictKind) -
     assert gpu_verdict(replace(LOADS[kind], samples=()), WINDOW_S).kind is VerdictKind.UNKNOWN
 
 
-UNUSED = window(utilization_percent=0, memory_used_mib=4).samples
-
-
-@pytest.mark.parametrize(("since", "kind"), [(15, VerdictKind.GOOD), (25, VerdictKind.UNKNOWN)])
-def test_samples_before_a_job_are_not_of_it(since: int, kind: VerdictKind) -> None:
-    job = replace(window(), samples=[*UNUSED[:since], *window().samples[since:]])
-    assert gpu_verdict(job, WINDOW_S).kind is VerdictKind.STARVING
-    assert gpu_verdict(replace(job, since=since), WINDOW_S).kind is kind
-
-
-def test_a_gpu_is_free_after_its_job() -> None:
-    ended = GpuWindow(0, [*window().samples[:15], *UNUSED[15:]])
-    assert gpu_verdict(ended, WINDOW_S).kind is VerdictKind.FREE
-
-
 @pytest.mark.parametrize(
     ("held", "second", "kind"),
     [
@@ -167,10 +152,8 @@ def test_noisy_loads_never_contradict_their_verdict() -> None:
             assert len(window.pcie) >= 2
         elif verdict.kind is VerdictKind.STUCK:
             assert min(loads) >= 99
-        elif verdict.kind is VerdictKind.IDLE:
+        elif verdict.kind in (VerdictKind.IDLE, VerdictKind.FREE):
             assert max(loads) <= 5
-        elif verdict.kind is VerdictKind.FREE:
-            assert loads[-1] <= 5
         elif verdict.kind is VerdictKind.GOOD:
             assert mean is not None
             assert mean >= 70
