@@ -30,14 +30,14 @@ def ask(
     """
     text = program_text("lease")
 
-    def lease(turn: Turn) -> str:
+    def ask_lease(turn: Turn) -> str:
         question = json.dumps(questions[turn.target.name])
         answer = turn.run(turn.login(), text, lambda _: ("-I", "-", question), WHAT)
         return redacted(_refused(answer), turn.secrets)
 
     queried = [target for target in targets if target.name in questions]
     reasons = dict.fromkeys((target.name for target in queried), "")
-    replies = ask_each(queried, lease, parallel=parallel, timeout_s=timeout_s, become_password=become_password)
+    replies = ask_each(queried, ask_lease, parallel=parallel, timeout_s=timeout_s, become_password=become_password)
     with closing(replies):
         for reply in replies:
             reasons[reply.turn.target.name] = reply.reason or reply.result or ""

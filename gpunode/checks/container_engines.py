@@ -109,8 +109,10 @@ def devices_kept(node: NodeFacts) -> Iterator[CheckResult]:
         yield passed(f"systemd knows the GPUs of {counted(len(node.container_devices), 'container')}", **about)
 
 
-def _reloaded_since(scope: ContainerDevices) -> bool:
-    return scope.started_us is not None and scope.reloaded_us is not None and scope.reloaded_us > scope.started_us
+def _reloaded_since(container: ContainerDevices) -> bool:
+    if container.started_us is None or container.reloaded_us is None:
+        return False
+    return container.reloaded_us > container.started_us
 
 
 def _short(scopes: list[str]) -> str:

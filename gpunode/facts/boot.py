@@ -190,7 +190,7 @@ def _bls_entries(bundle: BundleReader, loader: str) -> list[_Entry]:
     """Return the entries of the boot loader specification, the newest version first."""
     rows: list[tuple[str, str, _Entry]] = []
     for name in bundle.folder(f"{loader}entries/") or ():
-        if not name.endswith(".conf") or not bundle.probed(f"{loader}entries/{name}"):
+        if not name.endswith(".conf") or not bundle.has_file(f"{loader}entries/{name}"):
             continue
         values = _values(bundle.text(f"{loader}entries/{name}") or "")
         stem = _COUNTED.sub("", name.removesuffix(".conf"))
@@ -286,7 +286,7 @@ def read_module_blocks(bundle: BundleReader) -> tuple[ModuleBlock, ...]:
         # A file overrides files of the same name in the folders after it.
         known.update(names)
         for name in names:
-            if bundle.probed(folder + name):
+            if bundle.has_file(folder + name):
                 blocks += _blocks_in(folder + name, bundle.text(folder + name) or "")
     return tuple(blocks)
 

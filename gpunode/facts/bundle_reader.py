@@ -57,7 +57,7 @@ class BundleReader:
             raise UnknownFactError(f"could not be read: {first_line(self._unreadable[path])}")
         return text
 
-    def probed(self, path: str) -> bool:
+    def has_file(self, path: str) -> bool:
         """Return True if the probe read the path and kept the answer."""
         return path in self._bundle.files
 

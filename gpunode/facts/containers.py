@@ -150,7 +150,7 @@ def read_containers(bundle: BundleReader) -> ContainerSettings:
     mode = runtime.get("mode") if isinstance(runtime, dict) else None
     no_cgroups = command.get("no-cgroups") if isinstance(command, dict) else None
     containerd = bundle.text(_CONTAINERD)
-    if containerd is not None and bundle.probed(_CONTAINERD_DROP_IN):
+    if containerd is not None and bundle.has_file(_CONTAINERD_DROP_IN):
         containerd += bundle.text(_CONTAINERD_DROP_IN) or ""
     cdi = _CDI.search(containerd or "")
     return ContainerSettings(
@@ -168,7 +168,7 @@ def read_containers(bundle: BundleReader) -> ContainerSettings:
 def _settings_path(bundle: BundleReader) -> str:
     """Return the file that Docker reads: the snap's, if it exists and Docker is not installed as a package."""
     program = bundle.raw("version-docker")
-    by_snap = bundle.probed(_SNAP_JSON) and bundle.text(_SNAP_JSON) is not None
+    by_snap = bundle.has_file(_SNAP_JSON) and bundle.text(_SNAP_JSON) is not None
     return _SNAP_JSON if by_snap and program is not None and program.missing else _DAEMON_JSON
 
 

@@ -176,7 +176,7 @@ def read_nouveau_blacklisted(bundle: BundleReader) -> bool:
             names = [name for name in bundle.folder(folder) or () if name not in known]
             # A file overrides files of the same name in the folders after it.
             known.update(names)
-            texts = [bundle.text(folder + name) for name in names if bundle.probed(folder + name)]
+            texts = [bundle.text(folder + name) for name in names if bundle.has_file(folder + name)]
         except UnknownFactError as err:
             unknown = err
             continue

@@ -134,7 +134,7 @@ def _read_functions(bundle: BundleReader) -> list[PciDevice]:
     devices = []
     for slot in slots:
         path = f"{_FOLDER}{slot}/uevent"
-        text = bundle.text(path) if bundle.probed(path) else None
+        text = bundle.text(path) if bundle.has_file(path) else None
         if text is not None:
             above, group = places.get(slot, ((), None))
             devices.append(_with_details(bundle, parse_uevent(text, slot), slot, above, group))

@@ -39,7 +39,7 @@ def read_repositories(bundle: BundleReader) -> tuple[Repository, ...]:
     """Return the sources in files that name the GPU stack or containers; apt's two formats, and DNF's."""
     repositories: list[Repository] = []
     for path in bundle.look("repository-files"):
-        text = bundle.text(path) if bundle.probed(path) else None
+        text = bundle.text(path) if bundle.has_file(path) else None
         if text is None:
             continue
         lines = [line[:_LINE_LIMIT] for line in text.splitlines()]

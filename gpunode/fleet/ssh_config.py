@@ -178,18 +178,18 @@ def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         complaint = next((line for line in lines if not line.startswith("usage")), "no reason reported")
         argument = complaint.rstrip(".").rpartition(" ")[2].strip("\"'")
-        raise UsageError(f"host {host}: ssh rejects {_variable(options, argument)}: {complaint}")
+        raise UsageError(f"host {host}: ssh rejects {_origin(options, argument)}: {complaint}")
     answer: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         answer.setdefault(key.lower(), []).append(value)
     if answer.get("host", [alias])[0].lower() != alias.lower():
         argument = answer["host"][0]
-        raise UsageError(f"host {host}: {argument} in {_variable(options, argument)} is not a valid ssh option")
+        raise UsageError(f"host {host}: {argument} in {_origin(options, argument)} is not a valid ssh option")
     return answer
 
 
-def _variable(options: Options, *arguments: str) -> str:
+def _origin(options: Options, *arguments: str) -> str:
     """Return the variable that contains one of ``arguments``."""
     for variable, words in options:
         if any(argument and argument.lower() in " ".join(words).lower() for argument in arguments):
@@ -208,7 +208,7 @@ def _refuse_what_is_not_honoured(host: str, answer: Mapping[str, list[str]], opt
             continue
         raise UsageError(
             f"host {host}: gpunode does not support the SSH option {key} {values[0]!r} from "
-            f"{_variable(options, key, values[0])}; remove it there"
+            f"{_origin(options, key, values[0])}; remove it there"
         )
 
 

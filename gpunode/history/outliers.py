@@ -126,7 +126,7 @@ class _Group:
 
 
 @lru_cache(maxsize=20_000)
-def _aspect(path: str) -> tuple[str, str | None]:
+def _fact_and_kind(path: str) -> tuple[str, str | None]:
     """Return the name of a fact in profiles, and what is taken of it: ``value``, ``count``, ``set``; None: nothing."""
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
     if name in _IGNORED or _OWN.search(path):
@@ -147,7 +147,7 @@ def profile_of(node: Snapshot) -> dict[str, Scalar]:
     sets: defaultdict[str, set[str]] = defaultdict(set)
     counts: Counter[str] = Counter()
     for path, value in (node.facts or {}).items():
-        fact, kind = _aspect(path)
+        fact, kind = _fact_and_kind(path)
         if kind is None or (node.unknown and re.split(r"[.\[]", path, maxsplit=1)[0] in node.unknown):
             continue
         if kind == "value":

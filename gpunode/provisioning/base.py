@@ -375,8 +375,8 @@ def _directory(state: NodeState, settings: BaseSettings, manager: str, text: Tex
     content = text("sssd.conf.j2", **values) if uses else None
     actual = state.files.get(SSSD)
     # Later releases of SSSD run as a user of their own, and give the file to its group when they start.
-    group_owned = actual is not None and actual.group == "sssd" and actual.mode in ("0600", "0640")
-    rights = {"mode": actual.mode, "group": "sssd"} if actual is not None and group_owned else {"mode": "0600"}
+    sssd_owned = actual is not None and actual.group == "sssd" and actual.mode in ("0600", "0640")
+    rights = {"mode": actual.mode, "group": "sssd"} if actual is not None and sssd_owned else {"mode": "0600"}
     yield ManagedFile.model_validate({"path": SSSD, "content": content, "private": True, **rights})
     yield ManagedFile(path=SSHD, content=text("sshd.conf.j2") if uses and settings.ldap_ssh_keys else None)
 

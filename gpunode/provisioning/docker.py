@@ -265,7 +265,7 @@ def _data_refusals(root: str | None, context: Context) -> list[str]:
     seen = parsed(context.answers[DATA_ROOT])
     if seen.error:
         return [f"data-root: {root} could not be queried: {seen.error}"]
-    folder = seen.path(root)
+    folder = seen.at(root)
     if folder.kind != "other" and folder.owner in (None, 0):
         return []
     return [

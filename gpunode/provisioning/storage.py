@@ -216,8 +216,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     scratch = [
         ManagedFolder(path=mount.path, mode=settings.scratch_mode)
         for mount in requested
-        if not mount.automatic
-        and not (_is_mounted(mount, seen) and seen.path(mount.path).mode == settings.scratch_mode)
+        if not mount.automatic and not (_is_mounted(mount, seen) and seen.at(mount.path).mode == settings.scratch_mode)
     ]
     trim = disks is not None and settings.trim and seen.trim.enabled != ""
     stopped_trim = trim and (seen.trim.enabled, seen.trim.active) != ("enabled", "active")
@@ -230,8 +229,8 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
             if scratch_disks and not seen.filesystem
         ),
         *(f"{mount.path} is not mounted{' on demand' if mount.automatic else ''}" for mount in start),
-        *(f"{area.path} does not have mode {area.mode}" for area in scratch if seen.path(area.path).mode != area.mode),
-        *(f"{path} is missing" for path in caches if seen.path(path).kind == "absent"),
+        *(f"{area.path} does not have mode {area.mode}" for area in scratch if seen.at(area.path).mode != area.mode),
+        *(f"{path} is missing" for path in caches if seen.at(path).kind == "absent"),
         *(waiting := _pending_hooks(state, settings, seen)),
         *([f"{TRIM} does not run"] if stopped_trim else []),
     ]
@@ -260,7 +259,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
             helper="link" if helper else None,
             stop=_stopped(changing),
             mount_points=tuple(
-                ManagedFolder(path=mount.path) for mount in requested if seen.path(mount.path).kind == "absent"
+                ManagedFolder(path=mount.path) for mount in requested if seen.at(mount.path).kind == "absent"
             ),
             start=(*units, *([UnitState(name=TRIM, enabled=True, state="started")] if trim else [])),
             mounted=(*scratch, *(ManagedFolder(path=path, mode="0700") for path in caches)),
@@ -370,7 +369,7 @@ def _pending_hooks(state: NodeState, settings: StorageSettings, seen: StorageAns
     if state.contents.get(HOOKS) != hooks_record(settings):
         return ["hooks, their variables or mounts changed since they ran"]
     return [
-        f"{mount.path} is not mounted by a hook" for mount in settings.hook_mounts if not seen.path(mount.path).mounts
+        f"{mount.path} is not mounted by a hook" for mount in settings.hook_mounts if not seen.at(mount.path).mounts
     ]
 
 
@@ -414,12 +413,12 @@ def _without_autofs(requested: Sequence[Mount], seen: StorageAnswer) -> Iterator
 
 
 def _is_mounted(mount: Mount, seen: StorageAnswer) -> bool:
-    return ("autofs" if mount.automatic else "xfs") in [mounted.fstype for mounted in seen.path(mount.path).mounts]
+    return ("autofs" if mount.automatic else "xfs") in [mounted.fstype for mounted in seen.at(mount.path).mounts]
 
 
 def _in_the_way(mount: Mount, seen: StorageAnswer, leaving: Sequence[str], disks: ScratchDisks | None) -> list[str]:
     """Return why nothing can be mounted on a path: another mount exists, or files would be hidden."""
-    folder = seen.path(mount.path)
+    folder = seen.at(mount.path)
     if folder.kind == "other":
         return [f"path: {mount.path} is not a directory"]
     if mount.path in leaving:
@@ -436,7 +435,7 @@ def _in_the_way(mount: Mount, seen: StorageAnswer, leaving: Sequence[str], disks
 
 def _of_users(caches: Sequence[str], seen: StorageAnswer) -> list[str]:
     """Return why a cache directory must not be used: another user could read or replace its content."""
-    places = {path: seen.path(path) for path in caches}
+    places = {path: seen.at(path) for path in caches}
     return [
         f"cache: {path} is not a directory of root: users could read or replace the cache: remove it"
         for path, folder in places.items()
@@ -475,7 +474,7 @@ def _memory(state: NodeState, seen: StorageAnswer, requested: Sequence[Mount], c
     """Return what a removal restores: whether the timer started at boot, and which folders did not exist."""
     before = _document(state, BEFORE)
     paths = [*(mount.path for mount in requested), *caches]
-    absent = [path for path in paths if seen.path(path).kind == "absent"]
+    absent = [path for path in paths if seen.at(path).kind == "absent"]
     folders = sorted({*_folders(before), *absent})
     return json.dumps({"trim": before.get("trim", seen.trim.model_dump()), "folders": folders}, indent=1) + "\n"
 

@@ -52,7 +52,7 @@ class StorageAnswer(Reported):
     trim: Timer = Timer(enabled="", active="")
     autofs: bool = False
 
-    def path(self, path: str) -> Place:
+    def at(self, path: str) -> Place:
         """Return a requested mount point."""
         try:
             return self.paths[path]

@@ -229,12 +229,14 @@ def in_use(folders: Sequence[Path], proc: Path = Path("/proc")) -> set[Path]:
     """
     own_mounts = mounts_of(proc / "self")
     wanted = {
-        location: folder for folder in folders if (location := _mount(os.path.realpath(folder), own_mounts)) is not None
+        location: folder
+        for folder in folders
+        if (location := _file_system_of(os.path.realpath(folder), own_mounts)) is not None
     }
     busy = set()
     for process in proc.glob("[0-9]*"):
         mounts = mounts_of(process)
-        locations = {location for path in _paths_of(process) if (location := _mount(path, mounts)) is not None}
+        locations = {location for path in _paths_of(process) if (location := _file_system_of(path, mounts)) is not None}
         locations |= {(mount.device, mount.root) for mount in mounts if mount not in own_mounts}
         for (device, path), folder in wanted.items():
             if any(device == other and (path == text or text.startswith(f"{path}/")) for other, text in locations):
@@ -256,7 +258,7 @@ def mounts_of(process: Path) -> list[MountPlace]:
     return sorted(mounts, key=lambda mount: -len(mount.path))
 
 
-def _mount(path: str, mounts: Sequence[MountPlace]) -> tuple[str, str] | None:
+def _file_system_of(path: str, mounts: Sequence[MountPlace]) -> tuple[str, str] | None:
     """Return the file system of a path and the path in it; None: no mount has it."""
     for mount in mounts:
         top = mount.path.rstrip("/")

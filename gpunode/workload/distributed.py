@@ -135,10 +135,10 @@ def joined(records: Mapping[int, Sequence[Mapping[str, Any]]], failures: Mapping
     for first in sorted(records):
         for record in records[first]:
             by_name.setdefault(str(record["record"]), []).append(record)
-    return [_merged(part_records, failures) for part_records in by_name.values()]
+    return [_representative(part_records, failures) for part_records in by_name.values()]
 
 
-def _merged(records: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
+def _representative(records: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
     broken = [record for record in records if record.get("error") is not None]
     unknown = [record for record in records if record.get("undetermined") is not None]
     if not broken:

@@ -194,7 +194,7 @@ def connected(transport: Transport, deadline: float) -> Iterator[Engine]:
     for root in transport.as_root:
         adapter = _Adapter(transport, root=root)
         try:
-            engine = _connection(adapter, deadline)
+            engine = _engine(adapter, deadline)
         except LaunchFailure as err:
             adapter.cut()
             if err.kind not in ("permission", "no-engine"):
@@ -230,7 +230,7 @@ def _cut_at(deadline: float, cut: Callable[[], None]) -> Iterator[None]:
         watch.cancel()
 
 
-def _connection(adapter: _Adapter, deadline: float) -> Engine:
+def _engine(adapter: _Adapter, deadline: float) -> Engine:
     def client(version: str) -> docker.APIClient:
         # The version is given, because the SDK would request it before the adapter is in place.
         api = docker.APIClient(_URL, version=version, timeout=API_TIMEOUT_S)

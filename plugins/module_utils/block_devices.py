@@ -48,7 +48,7 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
     try:
         mounts = mounted()
         disks = {name: disk(name, uuids, mounts) for name in question.get("disks") or ()}
-        paths = {path: mount_point(path, mounts) for path in question.get("paths") or ()}
+        paths = {path: state_of(path, mounts) for path in question.get("paths") or ()}
         target = made_of(disks)
         erase = set(question.get("erase") or ())
         lost = loss(disks, target, uuids, bool(question.get("used")))
@@ -287,7 +287,7 @@ def holds(device: str, uuid: str | None) -> bool:
     return len(signed) == 1 and signed[0].get("type") == "xfs" and signed[0].get("uuid") == uuid
 
 
-def mount_point(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
+def state_of(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
     """Return the state of a mount point (``Place`` on the controller); a remote one is not read."""
     its = [mount for mount in mounts if mount["path"] == path]
     state: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "owner": None, "entries": None}

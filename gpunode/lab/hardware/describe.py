@@ -51,10 +51,12 @@ def describe(name: str, node: str) -> dict[str, Any]:
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
     data = _data()[name]
+    if not data.get("gpus"):
+        raise UsageError(f"hardware.yml: {name}: gpus: missing")
     platform = _platform(name, data)
     (model, count), *others = platform.gpus.items()
     gpu = load().gpu(model)
-    if missing := [field for field in REQUIRED if field not in data and getattr(gpu, field, None) is None]:
+    if missing := [field for field in REQUIRED if data.get(field) is None and getattr(gpu, field, None) is None]:
         raise UsageError(f"hardware.yml: {name}: {listed(missing)}: missing, and the catalog has none for {model}")
     buses = data["gpus"]
     if others or count != len(buses):

@@ -180,7 +180,7 @@ def _taken(gpu: SimulatedGpu, listed: list[dict[str, Any]]) -> set[int]:
     }
 
 
-def _placement(gpu: SimulatedGpu, profile: Profile, listed: list[dict[str, Any]]) -> int | None:
+def _free_start(gpu: SimulatedGpu, profile: Profile, listed: list[dict[str, Any]]) -> int | None:
     taken = _taken(gpu, listed)
     if sum(1 for instance in listed if instance["profile"] == profile.name) >= profile.total:
         return None
@@ -192,7 +192,7 @@ def _room(gpu: SimulatedGpu, profile: Profile) -> int:
     """Return how many more instances of a profile fit."""
     listed = list(instances(gpu))
     count = 0
-    while (start := _placement(gpu, profile, listed)) is not None:
+    while (start := _free_start(gpu, profile, listed)) is not None:
         listed.append({"profile": profile.name, "start": start, "id": -1})
         count += 1
     return count
@@ -211,7 +211,7 @@ def _create(gpus: list[SimulatedGpu], words: list[str]) -> tuple[int, str]:
                 return INVALID, text + _not_created(gpu, word, "Invalid Argument")
             with state.change() as (_, running):
                 listed = running["gpus"][str(gpu.number)].setdefault("mig_instances", [])
-                start = _placement(gpu, profile, listed)
+                start = _free_start(gpu, profile, listed)
                 if start is None:
                     return NO_ROOM, text + _not_created(gpu, word, "Insufficient Resources")
                 number = profile.first_id

@@ -47,7 +47,7 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
     leaving = {*going, *preview.remove}
     coming = [name for name, built_from in preview.sources.items() if closure_line(name, built_from, stack.source)]
     kernel = stack.module.kernel_packages if request.precompiled else ()
-    hold = set() if follows else {*request.from_source, *bound, *coming, *kernel} - leaving
+    hold = set() if follows else {*request.of_stack, *bound, *coming, *kernel} - leaving
     change = Transaction(
         manager="apt",
         hold=tuple(sorted(hold)),
@@ -124,17 +124,17 @@ def _headers(request: DriverRequest, apt: AptState) -> list[str]:
 def _switches(request: DriverRequest) -> bool:
     """Return whether source, branch or flavour differ from what is installed."""
     flavour = picture_flavour(request.node)
-    branches = {release.split(".")[0] for release in request.from_source.values()}
+    branches = {release.split(".")[0] for release in request.of_stack.values()}
     other_branch = bool(branches - {str(request.stack.driver.branch)})
     other_flavour = flavour is not None and flavour != request.stack.module.flavour
-    return bool(request.foreign) or other_branch or (other_flavour and bool(request.from_source))
+    return bool(request.foreign) or other_branch or (other_flavour and bool(request.of_stack))
 
 
 def _going(request: DriverRequest, apt: AptState, requested: set[str], *, switches: bool) -> list[str]:
     """Return installed packages to remove, known without querying apt: other sources, the other flavour, other pins."""
     kept = {f"nvidia-driver-pinning-{version}" for version in (request.stack.driver.branch, request.target)}
     pinning = [name for name in apt.installed if PINNING.match(name) and name not in kept]
-    modules = [name for name in request.from_source if brings_kernel_module(name)]
+    modules = [name for name in request.of_stack if brings_kernel_module(name)]
     modules += [name for name in apt.installed if FOR_KERNELS.match(name)]
     others = [name for name in modules if name not in requested]
     return sorted({*request.foreign, *pinning, *(others if switches else ())})
@@ -146,7 +146,7 @@ def _refusals(request: DriverRequest, apt: AptState, going: list[str], *, change
         yield explained("apt", preview.error)
     if preview.lacking is not None:
         yield lagging(preview, request.stack)
-    if request.foreign and not request.from_source and not switch:
+    if request.foreign and not request.of_stack and not switch:
         origins = sorted({str(row.origin or "an unknown publisher") for row in request.installed.values()})
         yield (
             f"other-source: a driver from {' and '.join(origins)} is installed, {source} is requested: "
@@ -157,7 +157,7 @@ def _refusals(request: DriverRequest, apt: AptState, going: list[str], *, change
         for package in request.node.packages or ()
         if package.held
         and package.name not in apt.own_holds
-        and package.name in request.from_source
+        and package.name in request.of_stack
         and upstream_version(package.version) != (request.target or "?")
     )
     if foreign and changes and not switch:

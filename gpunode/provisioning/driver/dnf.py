@@ -52,10 +52,10 @@ def planned(request: DriverRequest, dnf: DnfState) -> DriverPlan:
     stream = pin.pattern if pin and pin.mechanism == "module-stream" else None
     missing = request.unmet(bound)
     enabled = stream is None or stream == f"{MODULE}:{dnf.streams.get(MODULE)}"
-    settled = enabled and not missing and not free and not request.foreign and bool(request.from_source)
+    settled = enabled and not missing and not free and not request.foreign and bool(request.of_stack)
     changes = bool(preview.install or preview.remove or preview.stream is not None)
     foreign = _foreign_locks(request, bound, dnf)
-    stays = {name for name, release in request.from_source.items() if release == request.target} - set(preview.remove)
+    stays = {name for name, release in request.of_stack.items() if release == request.target} - set(preview.remove)
     coming = {name for name in preview.install if closure_line(name, name, request.stack.source)}
     question = Transaction(
         manager="dnf",
@@ -63,7 +63,7 @@ def planned(request: DriverRequest, dnf: DnfState) -> DriverPlan:
         bound=tuple(bound),
         constraint=request.constraint,
         install=tuple(free),
-        closure=tuple(sorted(request.from_source)),
+        closure=tuple(sorted(request.of_stack)),
         line={word: tuple(names) for word, names in closure_patterns(request.stack.source).items()},
         remove=tuple(request.foreign),
         expendable=EXPENDABLE,
@@ -110,7 +110,7 @@ def _foreign_locks(request: DriverRequest, bound: Iterable[str], dnf: DnfState) 
     return {
         line
         for line in dnf.locks
-        for name in {*bound, *request.from_source}
+        for name in {*bound, *request.of_stack}
         if (fnmatch(name, line) or re.match(rf"(\d+:)?{re.escape(name)}-(\d+:)?\d", line))
         and not (request.target and request.target in line)
         and name != line

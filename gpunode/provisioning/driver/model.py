@@ -125,14 +125,14 @@ class DriverRequest:
         return installed_closure(self.node, load())
 
     @cached_property
-    def from_source(self) -> dict[str, str]:
+    def of_stack(self) -> dict[str, str]:
         """Return installed packages of the closure from the stack's source: name to release."""
         return releases_from(self.stack.source, self.installed)
 
     @property
     def foreign(self) -> list[str]:
         """Return installed packages of a closure from another source."""
-        return sorted(self.installed.keys() - self.from_source.keys())
+        return sorted(self.installed.keys() - self.of_stack.keys())
 
     @cached_property
     def kernels(self) -> list[Kernel]:
@@ -159,7 +159,7 @@ class DriverRequest:
     @property
     def wrong_versions(self) -> list[str]:
         """Return packages of the closure at another release, with it."""
-        return [f"{name} {release}" for name, release in sorted(self.from_source.items()) if release != self.target]
+        return [f"{name} {release}" for name, release in sorted(self.of_stack.items()) if release != self.target]
 
     @cached_property
     def names(self) -> list[tuple[tuple[str, ...], str]]:
@@ -175,7 +175,7 @@ class DriverRequest:
 
     def unmet(self, names: Iterable[str]) -> set[str]:
         """Return the packages that are not installed, and those of the closure at another release."""
-        moved = {name for name, release in self.from_source.items() if release != self.target}
+        moved = {name for name, release in self.of_stack.items() if release != self.target}
         return {name for name in names if name not in self.state.installed} | moved
 
 

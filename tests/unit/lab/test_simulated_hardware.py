@@ -87,13 +87,15 @@ def test_unknown_hardware_names_what_there_is() -> None:
         describe("h100", "x")
 
 
-@pytest.mark.parametrize("field", ["memory_mib", "root_port"])
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("field", ["memory_mib", "root_port", "gpus"])
 def test_an_entry_without_a_field_that_the_catalog_lacks_too_is_refused(
-    monkeypatch: pytest.MonkeyPatch, field: str
+    monkeypatch: pytest.MonkeyPatch, field: str, empty: bool
 ) -> None:
     module = sys.modules[describe.__module__]
     entry = {**module._data()["v100-2"], "gpu": "m60", "memory_mib": 8129, "power_w": 300, "pcie": {}}
     new = {name: value for name, value in entry.items() if name not in {"platform", field}}
+    new |= dict.fromkeys([field] if empty else [])
     monkeypatch.setattr(module, "_data", lambda: {"new": new})
     with pytest.raises(UsageError, match=f"new: {field}: "):
         describe("new", "x")

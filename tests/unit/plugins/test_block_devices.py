@@ -412,13 +412,13 @@ def test_an_unknown_timer_is_not_a_failure(node: Node, monkeypatch: pytest.Monke
 
 def test_a_mount_point_lists_what_is_below_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert block_devices.mount_point(str(tmp_path), [])["entries"] == 1
-    assert block_devices.mount_point(str(tmp_path / "file"), [])["kind"] == "other"
-    assert block_devices.mount_point(str(tmp_path / "gone"), [])["kind"] == "absent"
+    assert block_devices.state_of(str(tmp_path), [])["entries"] == 1
+    assert block_devices.state_of(str(tmp_path / "file"), [])["kind"] == "other"
+    assert block_devices.state_of(str(tmp_path / "gone"), [])["kind"] == "absent"
     with (tmp_path / "file").open():
         assert any(f"({os.getpid()})" in user for user in block_devices.users(str(tmp_path)))
     remote = {"path": str(tmp_path), "fstype": "nfs4", "source": "s:/e", "number": "0:50", "options": "rw"}
-    assert block_devices.mount_point(str(tmp_path), [remote])["mode"] is None
+    assert block_devices.state_of(str(tmp_path), [remote])["mode"] is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the owner of a file can be set by root alone")
@@ -429,5 +429,5 @@ def test_a_path_below_a_folder_of_a_user_is_that_users(tmp_path: Path) -> None:
     (tmp_path / "their-way").symlink_to("ours")
     os.lchown(tmp_path / "their-way", 65534, 65534)
     for name in ("theirs", "theirs/ours", "theirs/ours/gone", "way/gone", "their-way/gone"):
-        assert block_devices.mount_point(str(tmp_path / name), [])["owner"] == 65534, name
-    assert block_devices.mount_point(str(tmp_path / "ours"), [])["owner"] == 0
+        assert block_devices.state_of(str(tmp_path / name), [])["owner"] == 65534, name
+    assert block_devices.state_of(str(tmp_path / "ours"), [])["owner"] == 0

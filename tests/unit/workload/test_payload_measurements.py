@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.facts.models.measured import MEASURED, FioJob, FioValues, LoadState
 from gpunode.workload.distributed import joined
-from gpunode.workload.payload import copies, external, gemm, measuring, sampler, storage
+from gpunode.workload.payload import copies, external, gemm, measuring, own_io, sampler, storage
 from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Group, Seat, kinds_of, merged, seat_of
 from gpunode.workload.payload.isolate import Clock, Outcome, SkipPart, Trouble, UndeterminedPart
@@ -324,6 +324,13 @@ def test_where_fio_cannot_measure_our_own_reader_and_writer_does(
     assert [job.pattern for job in values.jobs] == [pattern for pattern, *_ in storage.PATTERNS]
     assert all(job.bandwidth_gb_per_s > 0 and job.iops > 0 and job.latency_us for job in values.jobs)
     assert list(directory.iterdir()) == []
+
+
+def test_a_thread_that_starts_late_transfers_once(tmp_path: Path) -> None:
+    own_io.filled(tmp_path, 1, 1 << 20)
+    values = own_io.measured(own_io.Access(tmp_path, "read", 1 << 16, 1 << 20, direct=False), 1, seconds=-1.0)
+    assert values["iops"] > 0
+    assert values["latency_us"]
 
 
 def test_a_colon_in_the_directory_is_no_list_of_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
