@@ -26,7 +26,7 @@ class Stream:
     """A program on a node with its stdin and stdout as one real socket, ``sock``; the program ends when that closes."""
 
     def __init__(self, session: SshSession | LocalSession, first: bytes, complaints: bytes) -> None:
-        self.sock, self._theirs = socket.socketpair()
+        self.sock, self._remote_end = socket.socketpair()
         self._session = session
         self._err = bytearray(complaints)
         self._over = threading.Event()
@@ -35,22 +35,22 @@ class Stream:
 
     def _out(self, first: bytes) -> None:
         try:
-            self._theirs.sendall(first)
+            self._remote_end.sendall(first)
             while not self._session.ended:
                 out, err = self._session.read(5.0)
                 self._err += err
                 del self._err[:-_KEPT_STDERR]
-                self._theirs.sendall(out)
+                self._remote_end.sendall(out)
         except (OSError, EOFError, paramiko.SSHException):
             # A reader that stops needs no more output: a program that continues to write would wait for ever.
             self._session.close()
         self._over.set()
         with suppress(OSError):
-            self._theirs.shutdown(socket.SHUT_RDWR)
+            self._remote_end.shutdown(socket.SHUT_RDWR)
 
     def _in(self, _: bytes) -> None:
         with suppress(OSError, EOFError, paramiko.SSHException):
-            while data := self._theirs.recv(_CHUNK):
+            while data := self._remote_end.recv(_CHUNK):
                 self._session.write(data, _WRITE_LIMIT_S)
         self._session.close_stdin()
 
@@ -67,10 +67,10 @@ class Stream:
     def close(self) -> None:
         """End the program; ``sock`` then reads the end of file, and must be closed by its owner."""
         with suppress(OSError):
-            self._theirs.shutdown(socket.SHUT_RDWR)
+            self._remote_end.shutdown(socket.SHUT_RDWR)
         self._session.close()
         self._over.wait(2.0)
-        self._theirs.close()
+        self._remote_end.close()
 
 
 class Node:

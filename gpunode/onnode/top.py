@@ -133,21 +133,21 @@ class Processes:
 
     def __init__(self) -> None:
         self.known: dict[int, float] = {}
-        self.asked: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.found: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.unnamed: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.named: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self.look_up, daemon=True).start()
 
     def look_up(self) -> None:
         names: dict[int, str] = {}
         while True:
-            process = self.asked.get()
+            process = self.unnamed.get()
             uid = process["uid"]
             if uid not in names:
                 try:
                     names[uid] = pwd.getpwuid(uid).pw_name
                 except (KeyError, OSError):
                     names[uid] = str(uid)
-            self.found.put(dict(process, user=names[uid]))
+            self.named.put(dict(process, user=names[uid]))
 
     def seen(self, line: bytes, now: float, keep_s: float) -> None:
         try:
@@ -158,16 +158,16 @@ class Processes:
             process = about(pid)
             if process is not None:
                 # Once without the user's name, which may take long.
-                self.found.put(process)
-                self.asked.put(process)
+                self.named.put(process)
+                self.unnamed.put(process)
         self.known[pid] = now
         for old in [number for number, at in self.known.items() if now - at > keep_s]:
             del self.known[old]
 
     def ready(self) -> list[dict[str, Any]]:
         processes = []
-        while not self.found.empty():
-            processes.append(self.found.get())
+        while not self.named.empty():
+            processes.append(self.named.get())
         return processes
 
 

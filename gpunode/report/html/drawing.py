@@ -182,7 +182,7 @@ class _Artist:
         self.status = status
         self.bridges = {bridge.slot: bridge for bridge in layout.bridges}
         self.out = Drawing()
-        self.place: dict[str, Box] = {}
+        self.boxes: dict[str, Box] = {}
 
     def drawing(self) -> Drawing:
         panels = self._trees()
@@ -299,7 +299,7 @@ class _Artist:
         status = self.status.get(part.name, "")
         facts = (part.model, part.slot, pcie_words(part.link), nvlink_words(part), port_words(part), status)
         box = Box(part.kind, status, *at, lines, ", ".join([part.name, *(text for text in facts if text)]))
-        self.place[part.name] = box
+        self.boxes[part.name] = box
         self.out.boxes.append(box)
 
     def _wire(self, part: MachinePart, above: float | None, path: str) -> None:
@@ -313,7 +313,7 @@ class _Artist:
         """Add the strip of links below each GPU, and what they lead to."""
         linked = [part for part in gpus if part.nvlinks]
         for part in linked:
-            self._strip(part, self.place[part.name])
+            self._strip(part, self.boxes[part.name])
         if not linked:
             return
         pairs = list(self._pairs([part.name for part in linked]))
@@ -360,7 +360,7 @@ class _Artist:
         height = FABRIC + 22 if switches else 34.0
         self.out.panels.append(Box("fabric", status, 0, top, self.out.width, height, (("head", head),), head))
         for part in gpus:
-            box = self.place[part.name]
+            box = self.boxes[part.name]
             middle = box.x + box.width / 2
             state = self.status.get(f"nvlink {part.name}", "")
             path = f"M{middle:g} {box.y + box.height + 13:g}V{top:g}"
@@ -379,7 +379,7 @@ class _Artist:
         top = self.gpu_y + GPU + 13
         longest = 0.0
         for name, other, number in pairs:
-            first, second = self.place[name], self.place[other]
+            first, second = self.boxes[name], self.boxes[other]
             start, end = sorted((first.x + first.width / 2, second.x + second.width / 2))
             steps = round((end - start) / (COLUMN + GAP))
             drop = ARC + 11 * min(steps, 8)

@@ -64,49 +64,49 @@ class Product:
         index = torch.arange(self.size) % ROWS
         out = {"fp8": torch.bfloat16, "int8": torch.int32}.get(name, self.dtype)
         with memory_needed(torch, device, f"matrices of {self.size} x {self.size}"):
-            self.one = (few[index] * signs).to(self.dtype).to(device)
-            self.other = other.to(self.dtype).to(device)
+            self.left = (few[index] * signs).to(self.dtype).to(device)
+            self.right = other.to(self.dtype).to(device)
             # In double precision each sum is exact; then it is rounded once, as the device rounds.
             self.expected = ((few.double() @ other.double())[index] * signs).to(out).to(device)
-            self.found = [torch.zeros_like(self.expected) for _ in range(BUFFERS if device.type == "cuda" else 1)]
+            self.products = [torch.zeros_like(self.expected) for _ in range(BUFFERS if device.type == "cuda" else 1)]
         self.multiply = self._scaled if name == "fp8" else self._plain
         self._unit = torch.ones((), device=device)
         if name in ("fp8", "int8"):
             # The second matrix must be stored by columns.
-            self.other = self.other.t().contiguous().t()
+            self.right = self.right.t().contiguous().t()
         self.compared, self.wrong = 0, 0
         self.blocks: list[dict[str, Any]] = []
 
     def _plain(self, result: Any) -> Any:
         multiply = self.torch._int_mm if self.name == "int8" else self.torch.matmul
-        return multiply(self.one, self.other, out=result)
+        return multiply(self.left, self.right, out=result)
 
     def _scaled(self, _: Any) -> Any:
         # Its variant with an output argument has another signature in each release.
         product = self.torch._scaled_mm(
-            self.one, self.other, scale_a=self._unit, scale_b=self._unit, out_dtype=self.torch.bfloat16
+            self.left, self.right, scale_a=self._unit, scale_b=self._unit, out_dtype=self.torch.bfloat16
         )
         # Until PyTorch 2.4 the result was a tuple with the largest value.
         return product[0] if isinstance(product, tuple) else product
 
     def batch(self) -> None:
         """Compute every result once."""
-        self.found = [self.multiply(result) for result in self.found]
+        self.products = [self.multiply(result) for result in self.products]
 
     def compare(self) -> None:
         """Compare every element of all results; only one number is copied from the device if all are right."""
-        counts = self.torch.stack([(result != self.expected).sum() for result in self.found])
+        counts = self.torch.stack([(result != self.expected).sum() for result in self.products])
         if int(counts.sum()):
-            for number, result in enumerate(self.found):
+            for number, result in enumerate(self.products):
                 self.wrong += int(counts[number])
                 if len(self.blocks) < MAX_BLOCKS:
                     left = MAX_BLOCKS - len(self.blocks)
                     self.blocks += corrupted(result, self.expected, self.compared + number)[:left]
-        self.compared += len(self.found)
+        self.compared += len(self.products)
 
     def tflops(self, seconds: float) -> float:
         """Return the rate of one batch in TFLOPS."""
-        return significant(2 * self.size**3 * len(self.found) / seconds / 1e12)
+        return significant(2 * self.size**3 * len(self.products) / seconds / 1e12)
 
     def values(self) -> dict[str, Any]:
         """Return the values that all records of products have."""

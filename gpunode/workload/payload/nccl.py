@@ -151,31 +151,33 @@ class Operation:
 
     def _prepared(self) -> Callable[[], Any]:
         torch, distributed, rank = self._group.torch, self._group.distributed, self._rank
-        self._given = self._message(rank, self._part if self._name == "all-gather" else None)
+        self._sent = self._message(rank, self._part if self._name == "all-gather" else None)
         small = self._name == "reduce-scatter"
-        self._taken = torch.zeros(self._part if small else self._words, dtype=torch.float32, device=self._group.device)
-        message, taken = self._given, self._taken
+        self._received = torch.zeros(
+            self._part if small else self._words, dtype=torch.float32, device=self._group.device
+        )
+        message, received = self._sent, self._received
         if self._name == "all-reduce":
-            taken.copy_(message)
+            received.copy_(message)
         # PyTorch 2.13 renamed two of them.
         gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
         scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
         if self._name == "send-recv":
             return self._exchange
         return {
-            "all-reduce": lambda: distributed.all_reduce(taken),
-            "all-gather": lambda: gather(taken, message),
-            "reduce-scatter": lambda: scatter(taken, message),
-            "all-to-all": lambda: distributed.all_to_all_single(taken, message),
-            "broadcast": lambda: distributed.broadcast(message if rank == 0 else taken, 0),
+            "all-reduce": lambda: distributed.all_reduce(received),
+            "all-gather": lambda: gather(received, message),
+            "reduce-scatter": lambda: scatter(received, message),
+            "all-to-all": lambda: distributed.all_to_all_single(received, message),
+            "broadcast": lambda: distributed.broadcast(message if rank == 0 else received, 0),
         }[self._name]
 
     def _exchange(self) -> None:
         """Send to the next rank, receive from the one before."""
         distributed = self._group.distributed
         ring = [
-            distributed.P2POp(distributed.isend, self._given, (self._rank + 1) % self._ranks),
-            distributed.P2POp(distributed.irecv, self._taken, (self._rank - 1) % self._ranks),
+            distributed.P2POp(distributed.isend, self._sent, (self._rank + 1) % self._ranks),
+            distributed.P2POp(distributed.irecv, self._received, (self._rank - 1) % self._ranks),
         ]
         for work in distributed.batch_isend_irecv(ring):
             work.wait()
@@ -183,15 +185,15 @@ class Operation:
     def wrong(self) -> int:
         """Return the number of wrong elements in this rank's result, from one more run with fresh buffers."""
         if self._name == "all-reduce":
-            self._taken.copy_(self._given)
+            self._received.copy_(self._sent)
         else:
-            self._taken.zero_()
+            self._received.zero_()
         self.work()
         self._group.finish()
         if self._name == "broadcast" and self._rank == 0:
-            return int((self._given != self._message(0)).sum())
+            return int((self._sent != self._message(0)).sum())
         requested = self._wanted()
-        return int((self._taken != requested).sum())
+        return int((self._received != requested).sum())
 
     def _wanted(self) -> Any:
         ranks, part, rank = self._ranks, self._part, self._rank

@@ -30,13 +30,13 @@ class Exchange:
         generator = torch.Generator().manual_seed(11)
         words = torch.randint(-(2**31), 2**31 - 1, (self.size // 4,), generator=generator, dtype=torch.int32)
         self._pattern = words.to(device)
-        self._given = self._pattern ^ (group.seat.rank + 1)
-        self._taken: dict[int, Any] = {}
+        self._sent = self._pattern ^ (group.seat.rank + 1)
+        self._received: dict[int, Any] = {}
 
     def run(self, partners: list[int]) -> dict[str, Any]:
         """Return ``seconds`` (None: it failed), ``corrupt`` partners, and ``error``."""
         torch = self._group.torch
-        self._taken = {partner: torch.zeros_like(self._given) for partner in partners}
+        self._received = {partner: torch.zeros_like(self._sent) for partner in partners}
         try:
             for _ in range(WARMUPS):
                 self._once(partners)
@@ -44,7 +44,9 @@ class Exchange:
         except Exception as err:
             return {"seconds": None, "corrupt": [], "error": one_line(f"{type(err).__name__}: {err}")}
         corrupt = [
-            partner for partner, taken in self._taken.items() if int((taken != self._pattern ^ (partner + 1)).sum())
+            partner
+            for partner, received in self._received.items()
+            if int((received != self._pattern ^ (partner + 1)).sum())
         ]
         return {"seconds": statistics.median(seconds), "corrupt": corrupt, "error": None}
 
@@ -54,8 +56,8 @@ class Exchange:
         started = time.perf_counter()
         works = []
         for partner in partners:
-            works += [send(self._group, self._given, partner)]
-            works += [self._group.distributed.irecv(self._taken[partner], partner)]
+            works += [send(self._group, self._sent, partner)]
+            works += [self._group.distributed.irecv(self._received[partner], partner)]
         for work in works:
             work.wait()
         return time.perf_counter() - started
@@ -67,8 +69,8 @@ class Exchange:
         distributed = self._group.distributed
         both = []
         for partner in partners:
-            both.append(distributed.P2POp(distributed.isend, self._given, partner))
-            both.append(distributed.P2POp(distributed.irecv, self._taken[partner], partner))
+            both.append(distributed.P2POp(distributed.isend, self._sent, partner))
+            both.append(distributed.P2POp(distributed.irecv, self._received[partner], partner))
         for work in distributed.batch_isend_irecv(both):
             work.wait()
 

@@ -42,7 +42,7 @@ class Model:
         labels = torch.randint(0, CLASSES, (ranks * self.batch,), generator=generator)
         self.inputs, self.labels = inputs.to(self.device), labels.to(self.device)
         rows = slice(group.seat.rank * self.batch, (group.seat.rank + 1) * self.batch)
-        self.own = (self.inputs[rows], self.labels[rows])
+        self.rank_rows = (self.inputs[rows], self.labels[rows])
 
     def loss(self, network: Any, inputs: Any, labels: Any) -> Any:
         """Return the mean over the samples."""
@@ -125,7 +125,7 @@ def step(model: Model, network: Any, optimizer: Any) -> Any:
     """Run one step with this rank's data; return the loss, still on the device."""
     if optimizer is not None:
         optimizer.zero_grad(set_to_none=True)
-    loss = model.loss(network, *model.own)
+    loss = model.loss(network, *model.rank_rows)
     loss.backward()
     if optimizer is not None:
         optimizer.step()
