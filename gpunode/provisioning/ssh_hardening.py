@@ -372,10 +372,11 @@ def _guarded(ssh: SshState, moves_port: bool, limit_s: int) -> RevertibleChange:
     if socket is None:
         # Not a reload: an sshd that was started by a socket ends after the socket is closed ("Cannot bind any
         # address").
-        steps = [("restart", service)]
+        steps: list[tuple[str, ...]] = [("restart", service)]
     elif moves_port:
-        # A socket does not start while its service runs. Open sessions stay: sshd's unit ends only its main process.
-        steps = [("stop", service), ("restart", socket)]
+        # A socket does not start while its service runs, which a login starts again as long as the socket listens.
+        # Open sessions stay: sshd's unit ends only its main process.
+        steps = [("stop", socket, service), ("start", socket)]
     else:
         steps = [("try-restart", service)]
     return RevertibleChange(

@@ -5,10 +5,14 @@ The tests of this file share the two nodes and run in their order.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from playbook_runs import ROOT, Run, Site
@@ -54,6 +58,26 @@ class Nodes(Site):
         done = node.run(["bash", "-euc", script], timeout_s=120)
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
+
+
+@contextmanager
+def connections(nodes: Nodes) -> Iterator[None]:
+    """Connect to each node's port again and again meanwhile, as logins of a busy node do; a socket starts sshd then."""
+    ended = Event()
+
+    def connect(node: LabNode) -> None:
+        while not ended.wait(0.05):
+            with suppress(OSError), socket.create_connection((node.address, node.port), timeout=5) as connection:
+                connection.recv(16)
+
+    with ThreadPoolExecutor() as pool:
+        pending = [pool.submit(connect, node) for node in nodes.lab.nodes()]
+        try:
+            yield
+        finally:
+            ended.set()
+            for future in pending:
+                future.result()
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +197,8 @@ def test_a_socket_keeps_its_port_and_gets_another(nodes: Nodes, hardened: tuple[
         # The socket of Ubuntu takes IPv6 alone for a bare port.
         nodes.shell(node, f"mkdir -p {SOCKET}; printf '[Socket]\\nBindIPv6Only=ipv6-only\\n' > {SOCKET}/00-ubuntu.conf")
         nodes.shell(node, "systemctl disable --now ssh.service; systemctl enable --now ssh.socket")
-    run = nodes.harden("-e", '{"ssh_hardening_ports": [22, 2222]}')
+    with connections(nodes):
+        run = nodes.harden("-e", '{"ssh_hardening_ports": [22, 2222]}')
     assert run.rc == 0, run.output
     for node in nodes.lab.nodes():
         assert node.ssh(["true"]).returncode == 0

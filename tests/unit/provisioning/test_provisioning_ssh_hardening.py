@@ -284,7 +284,7 @@ def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
     content = next(file.content or "" for file in manifest.files if file.path == path)
     streams = [f"ListenStream={address}" for address in ("", "0.0.0.0:22", "[::]:22", "0.0.0.0:2222", "[::]:2222")]
     assert content.splitlines()[-7:] == ["[Socket]", "BindIPv6Only=ipv6-only", *streams]
-    assert ("systemctl", "restart", "ssh.socket") in guarded(manifest).activate
+    assert ("systemctl", "start", "ssh.socket") in guarded(manifest).activate
     assert guarded(manifest).units == ("ssh.service", "ssh.socket")
     assert {file.phase for file in manifest.files} == {"guarded"}
     ssh["effective"] = ssh["effective"].replace("port 22\n", "port 2200\n")
@@ -451,7 +451,7 @@ def test_every_bad_setting_is_named_and_no_good_one(
             [22],
             "ListenStream=0.0.0.0:22\nListenStream=[::]:22\n",
             ["ssh.service", "ssh.socket"],
-            [["stop", "ssh.service"], ["restart", "ssh.socket"]],
+            [["stop", "ssh.socket", "ssh.service"], ["start", "ssh.socket"]],
         ),
     ],
 )
@@ -474,7 +474,7 @@ def test_a_socket_that_loses_its_ports_is_restarted(state: str) -> None:
     """systemd keeps its sockets: without one of IPv4 a restart of sshd alone locks out, in a revert too."""
     files = {ssh_hardening.SOCKET_DROP_INS["ssh.socket"]: file("[Socket]\n")}
     commands = guarded(plan(with_units(units=SOCKET_STATE), files=files, state=state)).activate
-    assert commands[1:] == (("systemctl", "stop", "ssh.service"), ("systemctl", "restart", "ssh.socket"))
+    assert commands[1:] == (("systemctl", "stop", "ssh.socket", "ssh.service"), ("systemctl", "start", "ssh.socket"))
 
 
 @pytest.mark.parametrize(
@@ -629,7 +629,7 @@ def test_absent_asks_for_the_earlier_groups_and_moves_a_port_back() -> None:
     ssh, path = with_units(units=SOCKET_STATE), ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
     assert ("systemctl", "try-restart", "ssh.service") in guarded(plan(ssh, state="absent")).activate
     moved = guarded(plan(ssh, state="absent", files={path: file("")})).activate
-    assert moved[1:] == (("systemctl", "stop", "ssh.service"), ("systemctl", "restart", "ssh.socket"))
+    assert moved[1:] == (("systemctl", "stop", "ssh.socket", "ssh.service"), ("systemctl", "start", "ssh.socket"))
     waits = plan(recorded(), state="absent", files={WAITING: file("")})
     assert waits.pending_reasons == ("an earlier change waits for its confirmation",)
 
