@@ -192,7 +192,7 @@ class _Reader:
         used.
         """
         options: list[tuple[str, list[str]]] = [(values.origin("ssh_args"), values.arguments("ssh_args"))]
-        if not values.flag("host_key_checking", default=True):
+        if not values.flag("host_key_checking", default=True):  # the user's own setting of Ansible, never ours
             options.append((values.origin("host_key_checking"), ["-o", "StrictHostKeyChecking=no"]))
         for meaning, option in (("port", "Port"), ("key_file", "IdentityFile"), ("user", "User")):
             value = values.text(meaning)

@@ -103,19 +103,27 @@ def strings_and_comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def variables(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of the parameter or variable that a node of the syntax tree sets, if it sets one."""
+    match node:
+        case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
+            yield node.lineno, name
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            yield node.lineno, name
+
+
 def old_names(source: str) -> Iterator[tuple[int, str]]:
-    """Yield functions, classes, arguments and variables with an old word in their names."""
+    """Yield functions, classes, attributes, parameters and variables with an old word in their names."""
     for node in ast.walk(ast.parse(source)):
+        names = variables(node)
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                pass
-            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                pass
-            case _:
-                continue
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").lower()
-        if OLD_NAMES.search(words):
-            yield node.lineno, name
+                names = iter([(node.lineno, name)])
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                names = iter([(node.lineno, name)])
+        for line, name in names:
+            if OLD_NAMES.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").lower()):
+                yield line, name
 
 
 def pronouns(source: str) -> Iterator[tuple[int, str]]:
@@ -124,15 +132,8 @@ def pronouns(source: str) -> Iterator[tuple[int, str]]:
     bodies = [statement for node in nodes if isinstance(node, ast.ClassDef) for statement in node.body]
     fields = {child for statement in bodies for child in ast.iter_child_nodes(statement)}
     for node in nodes:
-        match node:
-            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=name):
-                pass
-            case ast.MatchAs(name=name) | ast.MatchStar(name=name) | ast.MatchMapping(rest=name):
-                pass
-            case _:
-                continue
-        if name in PRONOUNS and node not in fields:
-            yield node.lineno, name
+        if node not in fields:
+            yield from ((line, name) for line, name in variables(node) if name in PRONOUNS)
 
 
 def without_verb(source: str) -> Iterator[tuple[int, str]]:

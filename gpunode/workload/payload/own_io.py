@@ -84,7 +84,7 @@ class _Job(threading.Thread):
         chance = random.Random(self._number)  # noqa: S311 - places to read
         with mmap.mmap(-1, access.block) as buffer:
             buffer.write(os.urandom(access.block))
-            while number == 0 or time.perf_counter() < self._ends:
+            while number == 0 or time.perf_counter() < self._ends:  # a thread may start after the end
                 if not access.direct and number % blocks == 0:
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                 index = chance.randrange(blocks) if access.pattern.startswith("rand") else number % blocks

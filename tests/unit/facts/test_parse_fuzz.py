@@ -100,7 +100,8 @@ def answer(kind: str, text: str) -> dict[str, Any] | None:
         assert "\n" not in refusal
         assert refusal.startswith("expected ")
         return None
-    return json.loads(json.dumps(document, allow_nan=False))  # type: ignore[no-any-return]
+    answer: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+    return answer
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:

@@ -93,9 +93,9 @@ def test_an_entry_without_a_field_that_the_catalog_lacks_too_is_refused(
     monkeypatch: pytest.MonkeyPatch, field: str, empty: bool
 ) -> None:
     module = sys.modules[describe.__module__]
-    entry = {**module._data()["v100-2"], "gpu": "m60", "memory_mib": 8129, "power_w": 300, "pcie": {}}
-    new = {name: value for name, value in entry.items() if name not in {"platform", field}}
-    new |= dict.fromkeys([field] if empty else [])
+    entry = {**module._data()["v100-2"], "gpu": "m60", "memory_mib": 8129, "power_w": 300, "pcie": {}, field: None}
+    left_out = {"platform"} if empty else {"platform", field}
+    new = {name: value for name, value in entry.items() if name not in left_out}
     monkeypatch.setattr(module, "_data", lambda: {"new": new})
     with pytest.raises(UsageError, match=f"new: {field}: "):
         describe("new", "x")

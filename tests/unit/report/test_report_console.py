@@ -80,7 +80,7 @@ def test_equal_nodes_and_equal_findings_are_one_line() -> None:
     output = text(*(node(f"gpu-{number:02d}", BAD, GOOD) for number in (1, 2, 3, 7)), node("gpu-04", GOOD))
     assert output.count("it is broken") == output.count("Mend it.") == 1
     assert "FAIL  a.bad  gpu-[01-03,07]" in output.splitlines()
-    assert [re.search(r"gpu-\S+", line)[0] for line in output.splitlines()[:2]] == ["gpu-04", "gpu-[01-03,07]"]  # type: ignore[index]
+    assert [re.findall(r"gpu-\S+", line)[0] for line in output.splitlines()[:2]] == ["gpu-04", "gpu-[01-03,07]"]
 
 
 def test_findings_that_differ_in_figures_alone_have_one_remedy() -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +301,8 @@ def test_whoever_stops_listening_leaves_no_process(tmp_path: Path) -> None:
     deadline = time.monotonic() + 10
     while not (note.exists() and len(note.read_text().split()) == 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    generator.close()  # type: ignore[attr-defined]
+    assert isinstance(generator, Generator)
+    generator.close()
     pids = [int(word) for word in note.read_text().split()]
     deadline = time.monotonic() + 5
     while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:

@@ -93,6 +93,7 @@ def test_frames_come_whole_however_they_are_cut() -> None:
                 remote_end.sendall(bytes([byte]))
 
     threading.Thread(target=drip, daemon=True).start()
-    output, job = BoundedOutput(), SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
-    container._listen(local_end, job, time.monotonic() + 30, output)  # type: ignore[arg-type]
+    output = BoundedOutput()
+    job: Any = SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
+    container._listen(local_end, job, time.monotonic() + 30, output)
     assert output.records == [{"record": "a.b"}]
