@@ -18,7 +18,8 @@ from gpunode.staging.shelf import amount
 from gpunode.text import counted, listed
 
 PIECE = 64 << 20
-"""Bytes of a file that are copied and verified together."""
+"""Bytes of a file that are copied and verified together. A journal names a piece by its start alone, so another size
+needs another file for the journal: a part of a piece would count as the whole."""
 BATCH_FILES = 256
 """Small files that are written before the first is flushed to the disk."""
 BLOCK = 1 << 20

@@ -158,10 +158,12 @@ def test_a_disk_that_returns_other_data_is_named(
     source: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda number, data, at: real(number, bytes(data).replace(b"e 7", b"e 8"), at))
-    assert stage(source, shelf) == 1
+    with monkeypatch.context() as disk:
+        disk.setattr(
+            os, "pwrite", lambda number, data, at: real(number, bytes(data).replace(b"sample 7", b"sample 8"), at)
+        )
+        assert stage(source, shelf) == 1
     assert "a/b/7: the disk returns other data" in capsys.readouterr().err
-    monkeypatch.undo()
     assert not (shelf / "set" / "a" / "b" / "7").exists()
     assert stage(source, shelf) == 0
     assert content(shelf / "set") == content(source)
