@@ -139,7 +139,7 @@ def sources() -> dict[str, str]:
 def for_site(source: Path, copied: Mapping[str, str], folder: Path) -> str:
     """Return a page with its tables, and links and lists as the site's generator reads them; copy linked files."""
     text = with_tables(source.read_text(encoding="utf-8"))
-    here = copied[str(source.relative_to(ROOT))]
+    page = copied[str(source.relative_to(ROOT))]
 
     def relinked(match: re.Match[str]) -> str:
         target = match["target"]
@@ -153,10 +153,10 @@ def for_site(source: Path, copied: Mapping[str, str], folder: Path) -> str:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
         new = copied.get(wanted, f"files/{wanted}")
-        return f"]({os.path.relpath(new, Path(here).parent)}{mark}{anchor})"
+        return f"]({os.path.relpath(new, Path(page).parent)}{mark}{anchor})"
 
     text = spaced("".join(cells(line) for line in CODE_OR_LINK.sub(relinked, text).splitlines(keepends=True)))
-    if here == "checks.md":
+    if page == "checks.md":
         ids = "|".join(re.escape(check.id) for check in registry)
         text = re.sub(rf"(?m)^\| `({ids})` \|", r"| [`\1`](checks/\1.md) |", text)
     return text

@@ -90,13 +90,13 @@ def _files(folder: Path) -> list[Path]:
     indexes: list[Path] = []
     for at, folders, names in os.walk(folder):
         folders.sort()
-        here = Path(at)
-        if len(here.relative_to(folder).parts) >= MOST_LEVELS:
+        path = Path(at)
+        if len(path.relative_to(folder).parts) >= MOST_LEVELS:
             folders.clear()
         deb = next((name for name in DEB if name in names), None)
-        indexes += [here / name for name in (deb, PCI) if name and name in names]
-        if here.name == "repodata" and "repomd.xml" in names:
-            indexes.append(here / "repomd.xml")
+        indexes += [path / name for name in (deb, PCI) if name and name in names]
+        if path.name == "repodata" and "repomd.xml" in names:
+            indexes.append(path / "repomd.xml")
         if len(indexes) > MOST_FILES:
             raise UsageError(f"--from {folder}: more than {MOST_FILES} indexes: select one repository")
     return indexes

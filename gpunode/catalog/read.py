@@ -158,11 +158,11 @@ def _duplicates(name: str, node: yaml.Node, above: Key) -> Iterable[Problem]:
         seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            here = (*above, str(key.value))
+            location = (*above, str(key.value))
             if str(key.value) in seen:
-                yield Problem(name, line, dotted(here), f"stands here and in line {seen[key.value]}", "unique-id")
+                yield Problem(name, line, dotted(location), f"stands here and in line {seen[key.value]}", "unique-id")
             seen[str(key.value)] = line
-            yield from _duplicates(name, value, here)
+            yield from _duplicates(name, value, location)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield from _duplicates(name, item, (*above, index))

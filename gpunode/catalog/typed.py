@@ -101,11 +101,11 @@ def _message(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
 
 def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     """Return the keys of the model at this location."""
-    here = model
+    level = model
     for part in loc:
-        if part in here.model_fields:
-            here = _model_in(here.model_fields[str(part)].annotation) or here
-    return [name for name in here.model_fields if name != "id"]
+        if part in level.model_fields:
+            level = _model_in(level.model_fields[str(part)].annotation) or level
+    return [name for name in level.model_fields if name != "id"]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

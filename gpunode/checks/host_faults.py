@@ -170,14 +170,14 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
     if node.units is None:
         raise Skip(NO_SYSTEMD)
     active = {unit.name for unit in node.units if unit.active == "active"}
-    here = [unit for unit in KEPT_RUNNING if unit in active]
-    loose = [unit for unit in here if not any(_spares(pattern, unit) for pattern in node.needrestart.spared)]
+    services = [unit for unit in KEPT_RUNNING if unit in active]
+    loose = [unit for unit in services if not any(_spares(pattern, unit) for pattern in node.needrestart.spared)]
     if loose:
         message = f"needrestart restarts {listed(loose)} after an upgrade of a library"
         source = "awslabs/awsome-distributed-ai issue 1165"
         yield warned(message, expected=0, measured=len(loose), unit="services", source=source)
     else:
-        yield passed(f"needrestart spares {listed(here) or 'all services here'}", measured=0)
+        yield passed(f"needrestart spares {listed(services) or 'all services here'}", measured=0)
 
 
 def _spares(pattern: str, service: str) -> bool:

@@ -167,10 +167,10 @@ def _of_other_modules(node: NodeFacts, release: str) -> Iterator[BootFault]:
         return
     rows = [row for row in node.dkms or () if not row.name.startswith("nvidia") or row.name in OTHERS]
     built = {row.name for row in rows if row.kernel == release and row.state.startswith("installed")}
-    here = {row.name for row in rows if row.kernel == running and row.state.startswith("installed")}
+    current = {row.name for row in rows if row.kernel == running and row.state.startswith("installed")}
     loaded = set(node.modules or ())
     lacking = sorted(
-        name for name in here - built if loaded & {*OTHERS.get(name, ()), name.replace("-", "_"), name.split("-")[0]}
+        name for name in current - built if loaded & {*OTHERS.get(name, ()), name.replace("-", "_"), name.split("-")[0]}
     )
     if lacking:
         yield BootFault(

@@ -107,11 +107,11 @@ def corrupted(number: int, label: str, component: str = "node") -> CheckResult:
 def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     index = run.index_of(record)
     for direction in ("host_to_device", "device_to_host"):
-        here = [copy for copy in values.copies if copy.direction == direction]
-        wrong = sum(copy.wrong for copy in here)
+        copies = [copy for copy in values.copies if copy.direction == direction]
+        wrong = sum(copy.wrong for copy in copies)
         if wrong:
             yield corrupted(wrong, words(direction))
-        pinned = [copy for copy in here if copy.pinned and copy.near is not False]
+        pinned = [copy for copy in copies if copy.pinned and copy.near is not False]
         if not pinned:
             yield undetermined(f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
         elif not wrong:

@@ -116,8 +116,8 @@ def flaps(node: NodeFacts) -> Iterator[CheckResult]:
         raise Undetermined(reason or "the log of links was not read")
     layers = rdma_interfaces(node)
     by_interface = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
-    for name, its in sorted(by_interface.items()):
-        yield _flaps_of(node, name, its, layers[name])
+    for name, downtimes in sorted(by_interface.items()):
+        yield _flaps_of(node, name, downtimes, layers[name])
     if by_interface:
         return
     if is_container(node) and not node.simulated:
@@ -130,22 +130,22 @@ def flaps(node: NodeFacts) -> Iterator[CheckResult]:
         yield passed("no outage of a link since the boot", expected=0, measured=0, unit="outages")
 
 
-def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) -> CheckResult:
-    long = [outage for outage in its if outage.seconds is not None and outage.seconds >= LONG_S.value]
-    recent = [outage for outage in its if _is_recent(node, outage)]
-    lengths = [f"{outage.seconds:g} s" for outage in its if outage.seconds is not None]
-    last = its[-1].began
+def _flaps_of(node: NodeFacts, name: str, downtimes: list[Outage], layer: str | None) -> CheckResult:
+    long = [outage for outage in downtimes if outage.seconds is not None and outage.seconds >= LONG_S.value]
+    recent = [outage for outage in downtimes if _is_recent(node, outage)]
+    lengths = [f"{outage.seconds:g} s" for outage in downtimes if outage.seconds is not None]
+    last = downtimes[-1].began
     message = (
-        f"{counted(len(its), 'outage')}, {len(long)} of {LONG_S.value:g} s or longer"
+        f"{counted(len(downtimes), 'outage')}, {len(long)} of {LONG_S.value:g} s or longer"
         f"{f' ({listed(lengths)})' if lengths else ''}{f', last at {last}' if last else ''}"
-        f"{'' if its[-1].over else f'; down since then ({PORTS})'}"
+        f"{'' if downtimes[-1].over else f'; down since then ({PORTS})'}"
     )
     if len(long) < LONG.value and len(recent) < SHORT.value:
-        return passed(message, component=name, measured=len(its), unit="outages")
+        return passed(message, component=name, measured=len(downtimes), unit="outages")
     # Adapters for storage and management are RDMA devices too: Ethernet alone does not prove that jobs use the link.
     fault = failed if layer == "InfiniBand" else warned
     source = HEALTH_VALIDATION if len(long) >= LONG.value else AZURE
-    return fault(message, component=name, expected=0, measured=len(its), unit="outages", source=source)
+    return fault(message, component=name, expected=0, measured=len(downtimes), unit="outages", source=source)
 
 
 def _is_recent(node: NodeFacts, outage: Outage) -> bool:

@@ -45,32 +45,32 @@ def routes(node: NodeFacts) -> Iterator[CheckResult]:
     for name in sorted(names):
         for network in routes.networks.get(name, ()):
             by_network[network].append(name)
-    shared = {network: its for network, its in by_network.items() if len(its) > 1}
-    for network, its in sorted(shared.items()):
-        yield _shared(node, routes, network, its)
+    shared = {network: rails for network, rails in by_network.items() if len(rails) > 1}
+    for network, rails in sorted(shared.items()):
+        yield _shared(node, routes, network, rails)
     if not by_network:
         yield skipped("no RoCE interface has an IPv4 network")
     elif not shared:
         yield passed(f"{counted(len(by_network), 'rail')}, each with an IPv4 network of its own", source=KERNEL)
 
 
-def _shared(node: NodeFacts, routes: SourceRoutes, network: str, its: list[str]) -> CheckResult:
-    filters = {nic.name: nic.filters_strictly for nic in node.nics or () if nic.name in its}
-    lacking = [name for name in its if not _has_rule(node, routes, network, name)]
+def _shared(node: NodeFacts, routes: SourceRoutes, network: str, rails: list[str]) -> CheckResult:
+    filters = {nic.name: nic.filters_strictly for nic in node.nics or () if nic.name in rails}
+    lacking = [name for name in rails if not _has_rule(node, routes, network, name)]
     if not lacking:
-        message = f"{counted(len(its), 'rail')} in one network, each with a rule of its own"
-        return passed(message, component=network, expected=len(its), measured=len(its), source=KERNEL)
+        message = f"{counted(len(rails), 'rail')} in one network, each with a rule of its own"
+        return passed(message, component=network, expected=len(rails), measured=len(rails), source=KERNEL)
     if any(filters.get(name) is None for name in lacking):
         raise Undetermined(f"the reverse path filter of {listed(lacking)} was not read")
     strict = [name for name in lacking if filters[name]]
-    have = len(its) - len(lacking)
+    have = len(rails) - len(lacking)
     if strict:
         message = (
             f"no rule by source for {listed(lacking)}: the strict reverse path filter of {listed(strict)} drops answers"
         )
-        return failed(message, component=network, expected=len(its), measured=have, unit="rules", source=KERNEL)
-    message = f"no rule by source for {listed(lacking)}: all answers leave on one of {counted(len(its), 'rail')}"
-    return warned(message, component=network, expected=len(its), measured=have, unit="rules", source=KERNEL)
+        return failed(message, component=network, expected=len(rails), measured=have, unit="rules", source=KERNEL)
+    message = f"no rule by source for {listed(lacking)}: all answers leave on one of {counted(len(rails), 'rail')}"
+    return warned(message, component=network, expected=len(rails), measured=have, unit="rules", source=KERNEL)
 
 
 def _has_rule(node: NodeFacts, routes: SourceRoutes, network: str, name: str) -> bool:

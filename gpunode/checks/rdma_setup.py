@@ -49,14 +49,14 @@ def mtu(node: NodeFacts) -> Iterator[CheckResult]:
                 by_fabric[port.link_layer or "unknown", port.rate_gbit_per_s or 0.0][name] = known[name]
     if not by_fabric:
         raise Skip("no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
-    for (layer, rate), its in sorted(by_fabric.items()):
-        yield _mtu_of(layer, its).at(f"{layer} {rate:g} Gbit/s")
+    for (layer, rate), mtus in sorted(by_fabric.items()):
+        yield _mtu_of(layer, mtus).at(f"{layer} {rate:g} Gbit/s")
 
 
-def _mtu_of(layer: str, its: dict[str, int | None]) -> CheckResult:
-    values = {name: value for name, value in its.items() if value is not None}
-    if len(values) < len(its):
-        unknown = sorted(set(its) - set(values))
+def _mtu_of(layer: str, mtus: dict[str, int | None]) -> CheckResult:
+    values = {name: value for name, value in mtus.items() if value is not None}
+    if len(values) < len(mtus):
+        unknown = sorted(set(mtus) - set(values))
         return undetermined(f"the kernel does not report the MTU of {listed(unknown)}", unit="bytes")
     usual = Counter(values.values()).most_common(1)[0][0]
     others = {name: value for name, value in values.items() if value != usual}
@@ -92,26 +92,26 @@ def gids(node: NodeFacts) -> Iterator[CheckResult]:
             by_rate[port.rate_gbit_per_s or 0.0][name] = next(indices, None)
     if not by_rate:
         raise Skip("no active RoCE port" if node.infiniband else NO_DEVICE)
-    for rate, its in sorted(by_rate.items()):
-        yield _gids_of(its).at(f"Ethernet {rate:g} Gbit/s")
+    for rate, entries in sorted(by_rate.items()):
+        yield _gids_of(entries).at(f"Ethernet {rate:g} Gbit/s")
 
 
-def _gids_of(its: dict[str, int | None]) -> CheckResult:
-    known = {name: index for name, index in its.items() if index is not None}
+def _gids_of(entries: dict[str, int | None]) -> CheckResult:
+    known = {name: index for name, index in entries.items() if index is not None}
     if not known:
-        return passed(f"no IPv4 on {counted(len(its), 'port')}: the fabric has IPv6 alone, or none", source=GIDS)
+        return passed(f"no IPv4 on {counted(len(entries), 'port')}: the fabric has IPv6 alone, or none", source=GIDS)
     usual = Counter(known.values()).most_common(1)[0][0]
-    if len(known) < len(its):
-        lacking = sorted(set(its) - set(known))
+    if len(known) < len(entries):
+        lacking = sorted(set(entries) - set(known))
         message = (
             f"no IPv4 entry for RoCE v2: {listed(lacking)}; {counted(len(known), 'port')} has one at index {usual}"
         )
-        return failed(message, expected=len(its), measured=len(known), unit="ports", source=GIDS)
+        return failed(message, expected=len(entries), measured=len(known), unit="ports", source=GIDS)
     odd = [f"{name} has {index}" for name, index in sorted(known.items()) if index != usual]
     if odd:
         message = f"IPv4 for RoCE v2 is at index {usual}, but {listed(odd)}: one NCCL_IB_GID_INDEX does not fit all"
         return warned(message, expected=usual, measured=odd[0].rpartition(" ")[2], source=GIDS)
-    message = f"IPv4 for RoCE v2 at index {usual} on {counted(len(its), 'port')}"
+    message = f"IPv4 for RoCE v2 at index {usual} on {counted(len(entries), 'port')}"
     return passed(message, measured=usual, source=GIDS)
 
 
@@ -133,26 +133,26 @@ def flow_control(node: NodeFacts) -> Iterator[CheckResult]:
     by_rate: dict[float, dict[str, tuple[Nic, int | None]]] = defaultdict(dict)
     for _, _, port in ports(node):
         if port.state == "ACTIVE" and port.link_layer == "Ethernet":
-            its = {name: (known[name], port.cm_tos) for name in port.interfaces if name in known}
-            by_rate[port.rate_gbit_per_s or 0.0] |= its
-    by_rate = {rate: its for rate, its in by_rate.items() if its}
+            interfaces = {name: (known[name], port.cm_tos) for name in port.interfaces if name in known}
+            by_rate[port.rate_gbit_per_s or 0.0] |= interfaces
+    by_rate = {rate: interfaces for rate, interfaces in by_rate.items() if interfaces}
     if not by_rate:
         raise Skip("no active RoCE port has a network interface" if node.infiniband else NO_DEVICE)
-    for rate, its in sorted(by_rate.items()):
-        yield _flow_control_of(its).at(f"Ethernet {rate:g} Gbit/s")
+    for rate, interfaces in sorted(by_rate.items()):
+        yield _flow_control_of(interfaces).at(f"Ethernet {rate:g} Gbit/s")
 
 
-def _flow_control_of(its: dict[str, tuple[Nic, int | None]]) -> CheckResult:
+def _flow_control_of(interfaces: dict[str, tuple[Nic, int | None]]) -> CheckResult:
     shown = {
         name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}{_code_points(nic.dscp)}"
         f"{f', RDMA CM {tos}' if tos else ''}"
-        for name, (nic, tos) in its.items()
+        for name, (nic, tos) in interfaces.items()
     }
-    if all(nic.pfc is None and nic.ecn is None for nic, _ in its.values()):
+    if all(nic.pfc is None and nic.ecn is None for nic, _ in interfaces.values()):
         return skipped("neither dcb nor the driver reports PFC and ECN")
     for feature, values in (
-        ("PFC", {name: nic.pfc for name, (nic, _) in its.items()}),
-        ("ECN", {name: nic.ecn for name, (nic, _) in its.items()}),
+        ("PFC", {name: nic.pfc for name, (nic, _) in interfaces.items()}),
+        ("ECN", {name: nic.ecn for name, (nic, _) in interfaces.items()}),
     ):
         silent = sorted(name for name, value in values.items() if value is None)
         if 0 < len(silent) < len(values):
@@ -161,7 +161,7 @@ def _flow_control_of(its: dict[str, tuple[Nic, int | None]]) -> CheckResult:
     odd = [f"{name} has {text}" for name, text in sorted(shown.items()) if text != usual]
     if odd:
         return warned(f"{usual}, but {listed(odd)}", expected=usual, measured=odd[0].partition(" has ")[2])
-    return passed(f"{usual} on {counted(len(its), 'interface')}", measured=usual)
+    return passed(f"{usual} on {counted(len(interfaces), 'interface')}", measured=usual)
 
 
 def _code_points(code_points: tuple[str, ...] | None) -> str:
@@ -233,24 +233,24 @@ def firmware(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     by_board: dict[str, list[IbDevice]] = defaultdict(list)
     for device in node.infiniband:
         by_board[device.board_id or device.type or "unknown board"].append(device)
-    for board, its in sorted(by_board.items()):
-        yield _firmware_of(its, expect.nic_firmware).at(board)
+    for board, cards in sorted(by_board.items()):
+        yield _firmware_of(cards, expect.nic_firmware).at(board)
 
 
-def _firmware_of(its: list[IbDevice], allowed: list[str] | None) -> CheckResult:
-    unknown = [device.name for device in its if device.firmware is None]
+def _firmware_of(cards: list[IbDevice], allowed: list[str] | None) -> CheckResult:
+    unknown = [device.name for device in cards if device.firmware is None]
     if unknown:
         return undetermined(f"the kernel does not report the firmware of {listed(unknown)}")
-    versions = Counter(str(device.firmware) for device in its)
+    versions = Counter(str(device.firmware) for device in cards)
     usual = versions.most_common(1)[0][0]
-    refused = [f"{device.name} has {device.firmware}" for device in its if allowed and device.firmware not in allowed]
+    refused = [f"{device.name} has {device.firmware}" for device in cards if allowed and device.firmware not in allowed]
     if refused:
         expected = listed(allowed or [])
         return failed(f"{listed(refused)}; allowed: {expected}", expected=expected, measured=usual, source=SITE)
     if len(versions) > 1:
-        odd = [f"{device.name} has {device.firmware}" for device in its if device.firmware != usual]
+        odd = [f"{device.name} has {device.firmware}" for device in cards if device.firmware != usual]
         message = f"firmware {usual}, but {listed(odd)}"
         return warned(message, expected=usual, measured=odd[0].rpartition(" ")[2])
     source = SITE if allowed else None
-    message = f"firmware {usual} on {counted(len(its), 'adapter')}"
+    message = f"firmware {usual} on {counted(len(cards), 'adapter')}"
     return passed(message, expected=usual, measured=usual, source=source)

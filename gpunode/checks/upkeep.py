@@ -83,11 +83,11 @@ def versions(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         message = f"kernel {kernel} runs, {expect.kernel} expected"
         wrong.append(failed(message, expected=expect.kernel, measured=kernel, source=SITE))
     for name, version in sorted((expect.packages or {}).items()):
-        its = sorted({package.version for package in node.packages or () if package.name == name and present(package)})
-        if its != [version]:
-            state = f"{name} {listed(its)} is installed" if its else f"{name} is not installed"
+        vers = sorted({package.version for package in node.packages or () if package.name == name and present(package)})
+        if vers != [version]:
+            state = f"{name} {listed(vers)} is installed" if vers else f"{name} is not installed"
             wrong.append(
-                failed(f"{state}, {version} expected", expected=version, measured=listed(its) or None, source=SITE)
+                failed(f"{state}, {version} expected", expected=version, measured=listed(vers) or None, source=SITE)
             )
     number = len(expect.packages or ())
     packages = f"; {counted(number, 'package')} as expected" if number else ""

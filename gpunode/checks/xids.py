@@ -93,10 +93,10 @@ def xid(node: NodeFacts) -> Iterator[CheckResult]:
         yield nothing_found(node, "Xid")
         return
     lost = lost_gpus(node)
-    groups = sorted((gpu_of(node, its[0]), its) for its in by_gpu(events).values())
-    for component, its in groups:
-        for number, verdict in _of_gpu(component, its, model_at(node, its[-1])):
-            explained = number in OF_A_LOST_GPU and its[-1].pci_bus_id in lost and verdict.status is not Status.PASS
+    groups = sorted((gpu_of(node, xids[0]), xids) for xids in by_gpu(events).values())
+    for component, xids in groups:
+        for number, verdict in _of_gpu(component, xids, model_at(node, xids[-1])):
+            explained = number in OF_A_LOST_GPU and xids[-1].pci_bus_id in lost and verdict.status is not Status.PASS
             yield _left_to_answers(verdict) if explained else verdict
 
 
@@ -104,11 +104,11 @@ def _left_to_answers(verdict: CheckResult) -> CheckResult:
     return skipped(f"{verdict.message} ({ANSWERS})", component=verdict.component, measured=verdict.measured)
 
 
-def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, CheckResult]]:
+def _of_gpu(component: str, events: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, CheckResult]]:
     """Yield a result for each Xid that leads an incident, and one for the recovery action."""
-    over = cancelled(its)
+    over = cancelled(events)
     led: dict[int, list[Incident]] = defaultdict(list)
-    for incident in incidents([event for event in its if event.xid != RECOVERY]):
+    for incident in incidents([event for event in events if event.xid != RECOVERY]):
         numbers = dict.fromkeys(event.xid or 0 for event in incident)
         ranks = {number: _rank(number, incident, model, over) for number in numbers}
         led[min(numbers, key=lambda number: ranks[number])].append(incident)
@@ -122,7 +122,7 @@ def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> I
         elif len(bursts) > 1:
             verdict = replace(verdict, message=f"{verdict.message} (in {len(bursts)} incidents)")
         yield number, verdict
-    recovery = [event for event in its if event.xid == RECOVERY]
+    recovery = [event for event in events if event.xid == RECOVERY]
     if recovery:
         yield RECOVERY, xid_verdict(component, RECOVERY, recovery, model)
 

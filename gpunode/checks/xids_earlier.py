@@ -71,9 +71,9 @@ def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple
         if event.kind == "xid" and event.xid not in {None, RECOVERY} and _is_recent(node, event):
             groups[gpu_of(node, event), event.xid or 0].append(event)
     return {
-        (component, number): its
-        for (component, number), its in groups.items()
-        if xid_verdict(component, number, its, model_at(node, its[-1])).status is Status.FAIL
+        (component, number): xids
+        for (component, number), xids in groups.items()
+        if xid_verdict(component, number, xids, model_at(node, xids[-1])).status is Status.FAIL
     }
 
 

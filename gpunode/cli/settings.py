@@ -150,8 +150,8 @@ def _site_file(words: Sequence[str]) -> SettingsFile | None:
     """Return the file beside the inventory or in the folder above it, else the one of the current folder or above."""
     folders = list(_folders_of_inventory(words))
     if not folders:
-        here = _here()
-        folders = [here, *here.parents]
+        cwd = _here()
+        folders = [cwd, *cwd.parents]
     home = _home()
     for folder in folders:
         if (file := _read(folder / NAME)) or (file := _read(folder / PROJECT)):

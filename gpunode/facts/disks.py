@@ -265,7 +265,7 @@ def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
             raise bundle.not_collected()
         return None
     mounts = []
-    for path, source, kind, mark, options, mounted, its, same, size, free, problem in bundle.rows("storage", 11):
+    for path, source, kind, mark, options, mounted, flags, same, size, free, problem in bundle.rows("storage", 11):
         if mark not in ("remote", "scratch"):
             raise ParseError(f"expected remote or scratch, found '{first_line(mark)}'")
         mounts.append(
@@ -276,7 +276,7 @@ def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
                 remote=mark == "remote",
                 options=tuple(options.split(",")) if options else (),
                 mounted_type=mounted or None,
-                mounted_options=tuple(its.split(",")) if its else (),
+                mounted_options=tuple(flags.split(",")) if flags else (),
                 same_device={"yes": True, "no": False}.get(same),
                 size_mib=whole(size),
                 free_mib=whole(free),

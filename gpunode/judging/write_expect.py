@@ -46,7 +46,7 @@ def settings_of(node: EvaluatedNode) -> dict[str, Any]:
     firmware = {device.firmware for device in facts.infiniband or ()}
     settings = {
         "kernel": facts.running_kernel,
-        "packages": {name: min(its) for name, its in sorted(versions.items()) if len(its) == 1},
+        "packages": {name: min(installed) for name, installed in sorted(versions.items()) if len(installed) == 1},
         "mig": modes.pop() if len(modes) == 1 else None,
         "nics": len(rates) or None,
         "nic_rate_gbit_per_s": min((rate for rate in rates if rate is not None), default=None),

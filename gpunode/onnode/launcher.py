@@ -108,11 +108,11 @@ def binding(rank: int, ranks: int, allowed: List[int], root: str = "/sys", chose
     if len(slots) != ranks:
         return share(allowed, cores, rank, ranks)
     near = [cpu_list(read(os.path.join(root, "bus/pci/devices", slot, "local_cpulist"))) for slot in slots]
-    mine = sorted(set(near[rank]) & set(allowed))
-    if not mine:
+    cpus = sorted(set(near[rank]) & set(allowed))
+    if not cpus:
         return share(allowed, cores, rank, ranks)
     fellows = [index for index in range(ranks) if set(near[index]) == set(near[rank])]
-    return share(mine, cores, fellows.index(rank), len(fellows))
+    return share(cpus, cores, fellows.index(rank), len(fellows))
 
 
 def allocator(version: Optional[str]) -> Tuple[str, str]:

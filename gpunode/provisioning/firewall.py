@@ -181,19 +181,19 @@ def _controller(state: NodeState, settings: FirewallSettings, policy: FirewallPo
     """Refuse a policy under which this run could not log in."""
     if not settings.require_controller or context.local:
         return []
-    here = state.connection
-    if here is None:
+    connection = state.connection
+    if connection is None:
         return [
             "the address from which this run reaches the node could not be determined (no SSH_CONNECTION): "
             "firewall_require_controller: false skips this check, and firewall_revert_s still reverts a lockout"
         ]
     try:
-        if lets_in(policy, here.client, here.port):
+        if lets_in(policy, connection.client, connection.port):
             return []
     except ValueError:
-        return [f"the address from which this run reaches the node is not valid: {here.client[:60]}"]
+        return [f"the address from which this run reaches the node is not valid: {connection.client[:60]}"]
     return [
-        f"this run reaches the node from {here.client} at port {here.port}, and firewall_ssh_networks with "
+        f"this run reaches the node from {connection.client} at port {connection.port}, and firewall_ssh_networks with "
         f"firewall_ssh_ports would not allow it again: add them"
     ]
 

@@ -305,9 +305,9 @@ def _families(networks: Iterable[Network]) -> list[Family]:
 def _set(networks: Iterable[Network], family: Family) -> str:
     """Return the networks of a family, without those within others: nft refuses overlapping intervals."""
     version = 4 if family == "ip" else 6
-    mine = sorted({network for network in networks if network.version == version}, key=lambda subnet: subnet.prefixlen)
+    nets = sorted({network for network in networks if network.version == version}, key=lambda subnet: subnet.prefixlen)
     outer: list[Network] = []
-    for network in mine:
+    for network in nets:
         if not any(network.subnet_of(other) for other in outer):  # type: ignore[arg-type]
             outer.append(network)
     texts = [

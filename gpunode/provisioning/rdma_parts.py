@@ -159,11 +159,11 @@ def headers_of(state: NodeState) -> str | None:
 def unbuilt(facts: NodeFacts) -> str | None:
     """Return why DOCA's modules are not those of the running kernel; None if they are, or unknown to DKMS."""
     running = facts.running_kernel
-    its = [module for module in facts.dkms or () if module.name in DOCA_MODULES]
-    built = [module for module in its if module.kernel == running and module.state.startswith("installed")]
-    if not its or running is None or built:
+    modules = [module for module in facts.dkms or () if module.name in DOCA_MODULES]
+    built = [module for module in modules if module.kernel == running and module.state.startswith("installed")]
+    if not modules or running is None or built:
         return None
-    module = f"{its[0].name} {its[0].version}"
+    module = f"{modules[0].name} {modules[0].version}"
     return f"doca-kernel: DKMS did not build {module} for the running kernel {running}: use another DOCA release"
 
 

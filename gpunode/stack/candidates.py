@@ -76,11 +76,11 @@ def _systems(question: Question) -> list[System]:
 
 
 def _on(question: Question, system: System, arch: Arch) -> Iterator[Candidate]:
-    here = _installed_candidates(question, system, arch)
-    yield from here
+    installed = _installed_candidates(question, system, arch)
+    yield from installed
     if question.request.driver == "keep":
         return
-    have = {(candidate.source, candidate.version, candidate.flavour) for candidate in here}
+    have = {(candidate.source, candidate.version, candidate.flavour) for candidate in installed}
     for branch in _branches(question, system):
         for flavour in _flavours(question):
             version, decided_by = _release(question, system, branch, flavour)

@@ -27,10 +27,10 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.forget("state")
             return {**result, **self.call("package_transaction", arguments), **self.invocation()}
         before = planned_of(self.node.read("planned"))
-        mine = {"files": self.node.unsealed(arguments.get("files") or {})}
-        arguments |= {"planned": before, "files": {**before["files"], **mine["files"]}}
+        additions = {"files": self.node.unsealed(arguments.get("files") or {})}
+        arguments |= {"planned": before, "files": {**before["files"], **additions["files"]}}
         answer = self.call("package_transaction", arguments)
         done = {"packages": answer.get("install") or {}, "purge": answer.get("remove") or []}
-        whole = planned_of(before, mine, done)
+        whole = planned_of(before, additions, done)
         self.node.keep("planned", json.dumps(whole))
         return {**result, **answer, **self.invocation()}

@@ -159,10 +159,10 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         """
         known = self.settings(GATE)["gpunode_roles"]
         listed = [(play_role.get_name(include_role_fqcn=False), play_role.tags) for play_role in self.play_roles()]
-        here = {name for name, tags in listed if name in known and name != GATE and self.selected(name, tags)}
+        roles = {name for name, tags in listed if name in known and name != GATE and self.selected(name, tags)}
         if role != GATE:
-            here.add(role)
-        return tuple(sorted(here or {name for name in known if self.selected(name, ())}))
+            roles.add(role)
+        return tuple(sorted(roles or {name for name in known if self.selected(name, ())}))
 
     def planned(self, role: str, extra: dict[str, Any], roles: tuple[str, ...] = ()) -> Manifest:
         """Return the complete manifest; the plan is recomputed with the answers to its questions."""

@@ -202,9 +202,9 @@ def withheld(device: str) -> str:
 def carried(device: str, signed: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Return the content of a disk that would be lost, one line each."""
     contents = []
-    for node, its in signed.items():
+    for node, rows in signed.items():
         location = "" if device == f"/dev/{node}" else f" on {node}"
-        for signature in its:
+        for signature in rows:
             label = f" '{signature['label']}'" if signature.get("label") else ""
             contents.append(f"{signature.get('type')}{label}{location}")
     if not contents and not empty_ends(device):
@@ -289,10 +289,10 @@ def holds(device: str, uuid: str | None) -> bool:
 
 def state_of(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
     """Return the state of a mount point (``Place`` on the controller); a remote one is not read."""
-    its = [mount for mount in mounts if mount["path"] == path]
-    state: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "owner": None, "entries": None}
-    state["users"] = users(path) if its else []
-    if its and its[-1]["fstype"] not in LOCAL:
+    layers = [mount for mount in mounts if mount["path"] == path]
+    state: dict[str, Any] = {"mounts": layers, "kind": "folder", "mode": None, "owner": None, "entries": None}
+    state["users"] = users(path) if layers else []
+    if layers and layers[-1]["fstype"] not in LOCAL:
         return state
     state["owner"] = owner(path)
     try:
@@ -302,7 +302,7 @@ def state_of(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
     if not stat.S_ISDIR(status.st_mode):
         return {**state, "kind": "other"}
     state["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
-    state["entries"] = None if its else len(list(Path(path).iterdir()))
+    state["entries"] = None if layers else len(list(Path(path).iterdir()))
     return state
 
 

@@ -55,8 +55,8 @@ def test_cut(name: str) -> None:
     for end in places:
         part = tried(kind, text[:end])
         if part and "gpus" in part and kind in {"nvidia-smi-xml", "nvidia-smi-q", "nvidia-smi-table"}:
-            for mine, full in zip(part["gpus"][:-1], whole["gpus"], strict=False):
-                assert mine == full
+            for gpu, full in zip(part["gpus"][:-1], whole["gpus"], strict=False):
+                assert gpu == full
 
 
 @pytest.mark.parametrize("name", each(PARSED))

@@ -73,8 +73,8 @@ def named(repository: str) -> Iterator[tuple[str, PackageSet, int, list[str]]]:
         if row.systems and SYSTEMS[repository] not in row.systems:
             continue
         for branch in BRANCHES:
-            here = {int(release.partition(".")[0]) for release in repositories()[repository].releases}
-            if branch not in here or not max(row.first_branch or 0, first) <= branch <= (row.last_branch or 9999):
+            branches = {int(release.partition(".")[0]) for release in repositories()[repository].releases}
+            if branch not in branches or not max(row.first_branch or 0, first) <= branch <= (row.last_branch or 9999):
                 continue
             for entry in row.names:
                 yield key, row, branch, [name.strip().format(branch=branch) for name in entry.split("|")]

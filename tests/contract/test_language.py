@@ -37,6 +37,7 @@ OLD_NAMES = re.compile(
 )
 PRONOUNS = frozenset(
     {"found", "one", "there", "own", "what", "ours", "theirs", "place", "given", "asked", "came", "said"}
+    | {"its", "here", "mine"}
 )
 """Names that do not say what a variable holds."""
 VERBS = frozenset(

@@ -356,12 +356,12 @@ def test_a_lost_key_is_reported(other: Lab) -> None:
 
 def test_a_folder_of_another_user_is_left_alone(other: Lab) -> None:
     other.state.folder.mkdir(parents=True)
-    mine = other.state.folder / "mine"
-    mine.write_text("x")
+    file = other.state.folder / "mine"
+    file.write_text("x")
     with pytest.raises(UsageError, match="contains mine, which does not belong to a lab"):
         other.up(1, "debian-12")
-    assert mine.read_text() == "x"
-    mine.unlink()
+    assert file.read_text() == "x"
+    file.unlink()
     other.state.folder.rmdir()
 
 

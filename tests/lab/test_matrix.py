@@ -105,8 +105,8 @@ class Grid:
 
 @pytest.fixture(scope="module")
 def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
-    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
-    grid = Grid([cast(Cell, item.callspec.params["cell"]) for item in here], tmp_path_factory)
+    items = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    grid = Grid([cast(Cell, item.callspec.params["cell"]) for item in items], tmp_path_factory)
     try:
         yield grid
     finally:

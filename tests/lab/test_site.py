@@ -303,9 +303,9 @@ def test_a_reboot_is_for_other_machines_than_the_controller(site: Site) -> None:
         "-e",
         f"ansible_python_interpreter={sys.executable}",
     )
-    here = site.play(*pending, *local, playbook="reboot.yml")
-    assert here.rc == 0, here.output
-    assert not here.changed
+    run = site.play(*pending, *local, playbook="reboot.yml")
+    assert run.rc == 0, run.output
+    assert not run.changed
 
 
 def test_absent_restores_the_node(site: Site, bare: Bare, provisioned: Run) -> None:

@@ -205,8 +205,8 @@ def at_boot() -> None:
 def at_reset(index: int) -> None:
     """Apply a GPU's reset to its faults: error counts start at zero, and rows are remapped."""
     with state.change_faults() as faults:
-        mine = [fault for fault in faults if fault["component"] == f"gpu{index}"]
-        ended = [fault for fault in mine if fault["fault"] in ("ecc-uncorrected", "remap-pending")]
+        gpu_faults = [fault for fault in faults if fault["component"] == f"gpu{index}"]
+        ended = [fault for fault in gpu_faults if fault["fault"] in ("ecc-uncorrected", "remap-pending")]
         faults[:] = [fault for fault in faults if fault not in ended]
     for fault in ended:
         _keep(fault)

@@ -66,8 +66,8 @@ def write(hardware: dict[str, Any]) -> None:
 def write_function(function: Function, number: int) -> None:
     """Write one function's files and add it to the bus; ``number`` decides its interrupts and addresses."""
     numa_nodes = int(state.running().get("numa_nodes", 1))
-    here = folder(function)
-    here.mkdir(parents=True, exist_ok=True)
+    path = folder(function)
+    path.mkdir(parents=True, exist_ok=True)
     vendor, device = numbers(function["pci_device_id"])
     sub_vendor, sub_device = numbers(function.get("pci_subsystem_id", "0000:0000"))
     regions = _regions(function, number)
@@ -89,7 +89,7 @@ def write_function(function: Function, number: int) -> None:
         "resource": "\n".join(_resources(regions)),
     }
     for name, value in values.items():
-        state.write_text(here / name, value + "\n")
+        state.write_text(path / name, value + "\n")
     set_link(function, function["pcie_gen"], function["pcie_width"], number)
     bind(function, function.get("driver") or _driver(function))
     link = state.path(SLOTS) / function["pci_bus_id"]
@@ -99,7 +99,7 @@ def write_function(function: Function, number: int) -> None:
 
 def set_link(function: Function, gen: int, width: int, number: int) -> None:
     """Set a function's link to that generation and width, in sysfs and in configuration space."""
-    here = folder(function)
+    path = folder(function)
     values = {
         "current_link_speed": speed(gen),
         "current_link_width": str(width),
@@ -107,11 +107,11 @@ def set_link(function: Function, gen: int, width: int, number: int) -> None:
         "max_link_width": str(function["pcie_width"]),
     }
     for name, value in values.items():
-        state.write_text(here / name, value + "\n")
-    new = here / ".config"
+        state.write_text(path / name, value + "\n")
+    new = path / ".config"
     new.write_bytes(config_space(function, gen, width, _regions(function, number)))
     new.chmod(0o644)
-    new.replace(here / "config")
+    new.replace(path / "config")
 
 
 def set_link_and_port(hardware: dict[str, Any], gpu: Function, gen: int, width: int) -> None:
@@ -127,26 +127,26 @@ def set_link_and_port(hardware: dict[str, Any], gpu: Function, gen: int, width: 
 
 def fall_off(function: Function) -> None:
     """Make a function unresponsive: every read of its configuration space returns ones."""
-    here = folder(function)
-    state.write_text(here / "current_link_speed", "Unknown\n")
-    state.write_text(here / "current_link_width", "63\n")
-    new = here / ".config"
+    path = folder(function)
+    state.write_text(path / "current_link_speed", "Unknown\n")
+    state.write_text(path / "current_link_width", "63\n")
+    new = path / ".config"
     new.write_bytes(b"\xff" * SIZE)
     new.chmod(0o644)
-    new.replace(here / "config")
+    new.replace(path / "config")
 
 
 def bind(function: Function, driver: str | None) -> None:
     """Bind a driver to the function, or none."""
-    here = folder(function)
+    path = folder(function)
     text = f"DRIVER={driver}\n" if driver else ""
     sub = function.get("pci_subsystem_id", "0000:0000").upper()
     text += "PCI_CLASS={}\nPCI_ID={}\n".format(
         function["pci_class"].lstrip("0").upper(), function["pci_device_id"].upper()
     )
     text += "PCI_SUBSYS_ID={}\nPCI_SLOT_NAME={}\nMODALIAS={}\n".format(sub, function["pci_bus_id"], _modalias(function))
-    state.write_text(here / "uevent", text)
-    link = here / "driver"
+    state.write_text(path / "uevent", text)
+    link = path / "driver"
     if link.is_symlink():
         link.unlink()
     if driver:

@@ -57,9 +57,9 @@ def _apply(gpu: SimulatedGpu, setting: Callable[..., str], value: str) -> str:
         raise RefusedError(15, f"Unable to determine the device handle for GPU {gpu.sysfs_id}: GPU is lost\n")
     with _changed(gpu) as (kept, running):
         key = str(gpu.number)
-        mine = kept.setdefault("gpus", {}).setdefault(key, {})
+        record = kept.setdefault("gpus", {}).setdefault(key, {})
         now = running.setdefault("gpus", {}).setdefault(key, {})
-        text = setting(gpu, value, mine, now)
+        text = setting(gpu, value, record, now)
         if not now.get("persistence", False) and not gpu.busy:
             forget(now)
         return text

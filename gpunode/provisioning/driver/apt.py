@@ -195,10 +195,10 @@ def removal(state: NodeState, apt: AptState, headers: Iterable[str], *, keep_hea
     is released.
     """
     node, have = state.facts, [*apt.installed, *apt.unfinished]
-    mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
+    header_names = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
     packages = {package.name for package in node.packages or () if _is_drivers(package)}
     packages |= {name for name in have if BESIDE.match(name) or name in HELPERS}
-    new = sorted(name for name in have if name in mine or META_HEADERS.fullmatch(name))
+    new = sorted(name for name in have if name in header_names or META_HEADERS.fullmatch(name))
     return Transaction(
         manager="apt",
         state="absent",

@@ -276,8 +276,8 @@ class DriverPlan(DriverRequest):
     @property
     def loadable(self) -> bool:
         """Return whether the module can be loaded without a reboot."""
-        here = self.node.running_kernel in self.built
-        return bool(self.node.gpus_on_bus) and not self.loaded and not self._nouveau and here
+        ready = self.node.running_kernel in self.built
+        return bool(self.node.gpus_on_bus) and not self.loaded and not self._nouveau and ready
 
     @property
     def exchange(self) -> ModuleExchange | None:

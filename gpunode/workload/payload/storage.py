@@ -74,8 +74,8 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
         rows = [line.split(" ") for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return None
-    here = str(path.resolve())
-    candidates = [row for row in rows if len(row) > 2 and (here + "/").startswith(row[1].rstrip("/") + "/")]
+    location = str(path.resolve())
+    candidates = [row for row in rows if len(row) > 2 and (location + "/").startswith(row[1].rstrip("/") + "/")]
     return max(candidates, key=lambda row: len(row[1]))[2] if candidates else None
 
 

@@ -63,12 +63,12 @@ def test_each_value_has_its_origin(
 def test_the_site_takes_precedence_over_the_user(
     site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = tmp_path / "config" / "gpunode" / "gpunode.toml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("timeout = 7\nparallel = 9\n")
+    user_file = tmp_path / "config" / "gpunode" / "gpunode.toml"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text("timeout = 7\nparallel = 9\n")
     (site / "pyproject.toml").write_text("[tool.gpunode]\ntimeout = 8\n")
     options = shown(capsys, "collect")
-    assert options == {"timeout": (8.0, str(site / "pyproject.toml")), "parallel": (9, str(mine))}
+    assert options == {"timeout": (8.0, str(site / "pyproject.toml")), "parallel": (9, str(user_file))}
 
 
 def test_a_file_beside_the_inventory_is_used_from_elsewhere(

@@ -129,10 +129,10 @@ def test_become_settings_do_not_matter_where_nobody_becomes() -> None:
 
 
 def test_hosts_as_typed() -> None:
-    node, here = targets_from_hosts(["root@gpu1:2222", "localhost"])
+    node, local = targets_from_hosts(["root@gpu1:2222", "localhost"])
     assert (node.name, node.address, node.port, node.user) == ("root@gpu1:2222", "gpu1", 2222, "root")
     assert node.become is True
-    assert here.connection == "local"
+    assert local.connection == "local"
     with pytest.raises(UsageError, match="gpu1: listed more than once"):
         targets_from_hosts(["gpu1", "gpu2", "gpu1"])
     with pytest.raises(UsageError):

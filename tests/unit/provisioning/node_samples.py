@@ -103,8 +103,8 @@ def after(manifest: Manifest, state: NodeState, **changes: Any) -> NodeState:
     """The node when the manifest's files are as they have to be."""
     document = state.model_dump()
     for each in manifest.files:
-        here = ABSENT if each.content is None else file(each.content, mode=each.mode)
-        document["files"][each.path] = here
+        entry = ABSENT if each.content is None else file(each.content, mode=each.mode)
+        document["files"][each.path] = entry
         if each.path in document["contents"]:
             document["contents"][each.path] = each.content
     for folder in manifest.folders:

@@ -559,9 +559,9 @@ class Machine:
             self._write(gpu_settings_program.MEMORY, json.dumps(before))
 
     def _after_kernel_tuning(self, _values: Mapping[str, Any]) -> None:
-        facts, here = self.document["facts"], self.absent != "kernel_tuning"
-        facts["limits"]["defaults"]["memlock"] = "infinity" if here else "8388608"
-        facts["cpu_frequency"]["governors"] = {"performance" if here else "powersave": 8}
+        facts, tuned = self.document["facts"], self.absent != "kernel_tuning"
+        facts["limits"]["defaults"]["memlock"] = "infinity" if tuned else "8388608"
+        facts["cpu_frequency"]["governors"] = {"performance" if tuned else "powersave": 8}
 
     def _after_accounts(self, values: Mapping[str, Any]) -> None:
         for name in values["create"]:

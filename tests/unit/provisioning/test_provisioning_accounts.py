@@ -318,12 +318,12 @@ def test_no_kernel_setting_is_set_by_two_roles(tuned: dict[str, Any]) -> None:
     """Also of those that the node's owner requests: kernel_tuning has them, and accounts leaves them alone."""
     kernel_tuning = planned("kernel_tuning", LARGE_NODE, sysctl=tuned, fleet_size=1000)
     kernel = next(file.content for file in kernel_tuning.files if file.path == TUNED)
-    mine = plan(tuned=tuned)
-    keys = keys_of(next(file.content for file in mine.files if file.path == SYSCTL))
+    manifest = plan(tuned=tuned)
+    keys = keys_of(next(file.content for file in manifest.files if file.path == SYSCTL))
     assert len(keys_of(kernel)) > 8 - len(tuned)
     assert not keys_of(kernel) & keys
     assert keys == SETTINGS.keys() - tuned.keys()
-    assert (mine.kernel_values or {}).keys() == {sysctl_path(name) for name in keys}
+    assert (manifest.kernel_values or {}).keys() == {sysctl_path(name) for name in keys}
 
 
 def test_a_pattern_of_kernel_settings_has_one_owner_too() -> None:

@@ -9,13 +9,13 @@ def source(file: str, *uris: str, types: str = "deb") -> AptSource:
 
 
 def test_an_archive_is_found_however_it_is_written() -> None:
-    mine, users = "/etc/apt/sources.list.d/own.sources", "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
+    own_file, users = "/etc/apt/sources.list.d/own.sources", "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
     uri = "https://nvidia.github.io/libnvidia-container/stable/deb"
     for written in (uri, uri + "/", uri + "/$(ARCH)", uri + "/amd64/"):
-        assert archive_file([source(mine, uri), source(users, written)], uri + "/amd64", mine) == users
-    assert archive_file([source(mine, uri)], uri, mine) is None
-    assert archive_file([source(users, uri, types="deb-src")], uri, mine) is None
-    assert archive_file([source(users, uri + "-other")], uri, mine) is None
+        assert archive_file([source(own_file, uri), source(users, written)], uri + "/amd64", own_file) == users
+    assert archive_file([source(own_file, uri)], uri, own_file) is None
+    assert archive_file([source(users, uri, types="deb-src")], uri, own_file) is None
+    assert archive_file([source(users, uri + "-other")], uri, own_file) is None
 
 
 def test_the_sources_of_nvidia_docker_are_old_and_the_toolkits_are_not() -> None:

@@ -200,19 +200,19 @@ def test_containerd_is_registered_where_something_uses_it(site_key: str) -> None
     assert by_path(manifest, CONTAINERD_BEFORE).content == "version = 2 # the site's own\n"
     # As nvidia-ctk and the role leave it.
     text = (contents(manifest)[CONFIG] or "") + "imports = []\n"
-    here = {CONFIG: file(text), DROP_IN: file("drop-in")}
-    sums = "".join(f"{each['sha256']}  {path}\n" for path, each in here.items())
+    files = {CONFIG: file(text), DROP_IN: file("drop-in")}
+    sums = "".join(f"{each['sha256']}  {path}\n" for path, each in files.items())
     texts = {CONFIG: text, SUMS: f"# {' '.join(register.argv)}\n{sums}", CONTAINERD_BEFORE: "x"}
-    done = toolkit(node(AT, texts, files=here, facts=facts, held=FOUR), site_key)
+    done = toolkit(node(AT, texts, files=files, facts=facts, held=FOUR), site_key)
     assert (done.commands, record.changes) == ((), False)
     assert not any("containerd" in reason for reason in done.pending_reasons if "conf.d" in reason)
-    harmed = {**here, DROP_IN: file("other")}
+    harmed = {**files, DROP_IN: file("other")}
     assert toolkit(node(AT, texts, files=harmed, facts=facts, held=FOUR), site_key).commands
     # A restart that was held back by a process on a GPU is made by a later run.
     busy = {**facts, "gpu_processes": [{"pid": 7, "name": "python3", "type": "C", "user": "anna"}]}
-    waits = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=busy, held=FOUR), site_key)
+    waits = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=files, facts=busy, held=FOUR), site_key)
     assert "anna" in waits.restarts["containerd.service"]
-    free = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=facts, held=FOUR), site_key)
+    free = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=files, facts=facts, held=FOUR), site_key)
     assert "containerd.service" in restarted(free)
 
 

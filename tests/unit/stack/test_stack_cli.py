@@ -225,11 +225,11 @@ def test_one_stack_for_a_group_is_locked_in_the_group(inventory: Path) -> None:
     old = inventory.parent / "host_vars" / "n1" / LOCK_FILE
     old.parent.mkdir(parents=True)
     old.write_text("gpunode_stack: {}\n")
-    mine = old.parent / "mine.yml"
-    mine.write_text("a: 1\n")
+    sibling = old.parent / "mine.yml"
+    sibling.write_text("a: 1\n")
     assert locked(decided(("n1", "n2")), inventory, "gpu", "all", "gpu") == [f"group_vars/gpu/{LOCK_FILE}"]
     assert not old.exists(), "an older lock of a host would win over the group's"
-    assert mine.read_text() == "a: 1\n"
+    assert sibling.read_text() == "a: 1\n"
     text = (inventory.parent / "group_vars" / "gpu" / LOCK_FILE).read_text()
     assert text.startswith("# Written by gpunode plan --write")
     assert yaml.load(text, LockLoader)["gpunode_stack"]["driver"]["version"] == "580.178.04"  # noqa: S506 - a SafeLoader
