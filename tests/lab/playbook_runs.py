@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Hash and target of everything in /etc, all packages with their selections, all units with their states. Left out is
 # what comes and goes by itself: units that live as long as a login, services that D-Bus starts for one question, and
-# what a timer starts, and mounts that a container had while it started.
+# what a timer starts, mounts of a service's credentials, and mounts that a container had while it started.
 SNAPSHOT = r"""
 cd /
 find etc -xdev -type f -print0 | sort -z | xargs -0 sha256sum
@@ -29,7 +29,7 @@ echo ---
   systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
 } | grep -v -e ' not-found ' |
   grep -v -E -e '^(session-|(run-)?user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' \
-    -e '^systemd-tmpfiles-clean' -e '^var-lib-docker-overlay2-\S*\.mount ' | sort
+    -e '^systemd-tmpfiles-clean' -e '^run-credentials-' -e '^var-lib-docker-overlay2-\S*\.mount ' | sort
 """
 
 WITHOUT_GPU = {
