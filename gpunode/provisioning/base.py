@@ -96,7 +96,7 @@ ROLE = Role(
 @ROLE.present
 def present(state: NodeState, settings: BaseSettings, context: Context) -> Manifest:
     """Return the manifest of the role. Raises UsageError for a shared file with damaged marks of the role."""
-    manager = state.manager or "apt"
+    manager = state.package_manager
     text = ROLE.texts(context)
     first = [*_names(state, settings, text), *_proxy(state, settings, text), *_authorities(state, settings)]
     resolver, resolver_units, refusals = _resolver(state, settings, text)
@@ -142,7 +142,7 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
 @ROLE.absent
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with the lines of shared files that the role replaced."""
-    manager = state.manager or "apt"
+    manager = state.package_manager
     files = [file for file in manifest.files if file.path != SSHD]
     guarded = [file.model_copy(update={"phase": "guarded"}) for file in manifest.files if file.path == SSHD]
     shared = [
@@ -262,7 +262,7 @@ def _resolver(
 
 def _proxy(state: NodeState, settings: BaseSettings, text: Texts) -> Iterator[ManagedFile]:
     """Yield the proxy of the package manager, of logins and of services, and the authorities for Python."""
-    manager = state.manager or "apt"
+    manager = state.package_manager
     rows = [*texts.environment_rows(settings, manager)]
     before = _before(state, ENVIRONMENT)
     if rows or before != (state.contents.get(ENVIRONMENT) or ""):

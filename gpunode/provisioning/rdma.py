@@ -233,7 +233,7 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     """Return the manifest of the role."""
     driver = context.settings_of("nvidia_driver")["state"] == "present"
     stack = node_stack.of_context(state.facts, context).stack if driver else None
-    draft = Draft(state, settings, context, stack, state.by_manager(apt="apt", dnf="dnf"))
+    draft = Draft(state, settings, context, stack, state.package_manager)
     archive = _repository(draft)
     path = path_of(state.facts, draft.stack, settings.gpudirect, settings.source)
     draft.refusals += [path.problem] if path.problem else []

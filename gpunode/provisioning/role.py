@@ -273,7 +273,7 @@ class Role(Generic[S]):
     def _change(self, node: NodeState, **fields: Any) -> Transaction:
         """Return a transaction of the node's package manager with the role's record and its section of locks."""
         section = {"lock_mark": self.lock_mark} if self.locks and node.manager == "dnf" else {}
-        return Transaction(manager=node.manager or "dnf", memory=self.record, **section, **fields)
+        return Transaction(manager=node.package_manager, memory=self.record, **section, **fields)
 
     def recorded(self, state: NodeState) -> bool:
         """Return whether values of the running kernel are recorded that a removal restores."""

@@ -181,7 +181,7 @@ def present(state: NodeState, settings: SlurmNodeSettings, context: Context) -> 
     render = ROLE.texts(context)
     files = [*_configuration(state, settings, gres, render), *_files(settings, gres, render)]
     read = [file for file in files if file.path in (CONF, GRES, CGROUP, DROP_IN, KEY)]
-    manager = state.manager or "apt"
+    manager = state.package_manager
     return Manifest(
         role=ROLE.name,
         files=tuple(files),

@@ -211,11 +211,16 @@ class NodeState(Reported):
         """Return the node's package manager; None if it has neither."""
         return "apt" if self.apt is not None else "dnf" if self.dnf is not None else None
 
-    def by_manager(self, *, apt: T, dnf: T) -> T:
-        """Return what is for the node's package manager; ValueError without one, where ``Role.plan`` refuses first."""
+    @property
+    def package_manager(self) -> Literal["apt", "dnf"]:
+        """Return the node's package manager; ValueError without one, where ``Role.plan`` refuses first."""
         if self.manager is None:
             raise ValueError("the node has no package manager")
-        return apt if self.manager == "apt" else dnf
+        return self.manager
+
+    def by_manager(self, *, apt: T, dnf: T) -> T:
+        """Return what is for the node's package manager; ValueError without one."""
+        return apt if self.package_manager == "apt" else dnf
 
     @property
     def installed(self) -> dict[str, str]:

@@ -21,6 +21,8 @@ Data = Mapping[str, Any]
 LAB_ARCHITECTURE = "x86_64"
 REQUIRED = ("subsystem", "root_port", "vendor", "product", "memory_mib", "power_w", "pcie")
 """Fields that an entry of ``hardware.yml`` has, unless the catalog's GPU has them."""
+BASES = {"nics": "switch", "nvswitches": "switch", "switch_managers": "switch", "storage_nics": "nics"}
+"""Fields of an entry, with the field that each of them needs."""
 
 
 @cache
@@ -51,12 +53,14 @@ def describe(name: str, node: str) -> dict[str, Any]:
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
     data = _data()[name]
-    if not data.get("gpus"):
-        raise UsageError(f"hardware.yml: {name}: gpus: missing")
+    for field in ("gpus", "gpu" if "gpu" in data else "platform"):
+        if not data.get(field):
+            raise UsageError(f"hardware.yml: {name}: {field}: missing")
     platform = _platform(name, data)
     (model, count), *others = platform.gpus.items()
     gpu = load().gpu(model)
-    if missing := [field for field in REQUIRED if data.get(field) is None and getattr(gpu, field, None) is None]:
+    required = (*REQUIRED, *dict.fromkeys(base for field, base in BASES.items() if data.get(field)))
+    if missing := [field for field in required if data.get(field) is None and getattr(gpu, field, None) is None]:
         raise UsageError(f"hardware.yml: {name}: {listed(missing)}: missing, and the catalog has none for {model}")
     buses = data["gpus"]
     if others or count != len(buses):

@@ -101,6 +101,27 @@ def test_an_entry_without_a_field_that_the_catalog_lacks_too_is_refused(
         describe("new", "x")
 
 
+@pytest.mark.parametrize("name", names())
+def test_an_entry_without_any_one_field_is_described_or_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module = sys.modules[describe.__module__]
+    entry = module._data()[name]
+    refused = dict[str, str]()
+    for field in entry:
+        monkeypatch.setattr(
+            module, "_data", lambda field=field: {name: {key: entry[key] for key in entry if key != field}}
+        )
+        try:
+            describe(name, "x")
+        except UsageError as err:
+            refused[field] = str(err)
+    assert {"gpus", "root_port", "vendor"} <= refused.keys()
+    for field, message in refused.items():
+        named = "platform" if field == "gpu" else field
+        assert message.startswith(f"hardware.yml: {name}: {named}: missing"), message
+
+
 # --- the bus
 
 
