@@ -19,6 +19,8 @@ def acts(tasks: list[dict[str, Any]]) -> Iterator[str]:
     """The acts of tasks, those of the files that they include too, in the order in which they run."""
     for task in tasks:
         yield from acts(task.get("block", []))
+        if "ansible.builtin.import_role" in task:
+            yield "change"
         included = task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.import_tasks")
         name = Path(included["file"] if isinstance(included, dict) else included or "").name
         if name in ACT_OF:
@@ -36,7 +38,7 @@ def play(name: str) -> dict[str, Any]:
 
 def acts_of(name: str) -> list[str]:
     changes = play(name)
-    done = [*acts(changes.get("pre_tasks", [])), *(["change"] if "roles" in changes else []), *acts(changes["tasks"])]
+    done = [*acts(changes.get("pre_tasks", [])), *acts(changes["tasks"])]
     assert "return" in done
     return done
 

@@ -19,7 +19,7 @@ def without_roles(folder: Path) -> Path:
     """The site playbook with the tasks of its waves only: the answer of preflight is a variable of the inventory."""
     plays: list[dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text(encoding="utf-8"))
     for play in plays:
-        del play["roles"]
+        play.pop("roles", None)
         play.get("vars", {}).clear()
         for part in ("pre_tasks", "tasks"):
             play[part] = [task for task in play.get(part, []) if WAVES.match(task["name"])]
