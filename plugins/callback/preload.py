@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -15,7 +16,7 @@ short_description: Import gpunode once
 description:
   - Ansible runs each task in a process of its own. Without this callback, the first plugin of the collection in each
     process imports the Python package C(gpunode) and reads its catalog. With it, the main process does so once, and
-    all task processes inherit the result.
+    all task processes inherit the result, which their garbage collection leaves alone.
   - Without the package this callback does nothing; the plugins that need the package report that it is missing.
 author: gpunode
 requirements:
@@ -44,3 +45,4 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         import_module("gpunode.provisioning.templates").preload()
         for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):
             getattr(import_module(f"gpunode.{module}"), model).model_rebuild()
+        gc.freeze()  # A collection in a task process would copy the pages of all objects that it inherited.
