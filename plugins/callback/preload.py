@@ -36,6 +36,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Import the package and read the catalog before the first task."""
         if find_spec("gpunode") is None:
             return
+        gc.disable()
         for policy in iter_modules(import_module("gpunode.provisioning").__path__):
             import_module(f"gpunode.provisioning.{policy.name}")
         rows = import_module("gpunode.catalog").load()
@@ -46,3 +47,4 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):
             getattr(import_module(f"gpunode.{module}"), model).model_rebuild()
         gc.freeze()  # A collection in a task process would copy the pages of all objects that it inherited.
+        gc.enable()

@@ -27,9 +27,9 @@ import gc
 from gpunode.catalog import load
 from gpunode.facts import NodeFacts
 print("gpunode.provisioning.node_stack" in sys.modules, "packages" in load()._sections, NodeFacts.__pydantic_complete__)
-print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()))
+print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()), gc.isenabled())
 """
-    assert ran(code) == "True True True\nTrue\n"
+    assert ran(code) == "True True True\nTrue True\n"
 
 
 def test_without_the_package_it_does_nothing() -> None:
