@@ -152,7 +152,7 @@ def test_a_test_sets_every_fault(fault: str) -> None:
 
 REFERENCE = {"guides.md", "failures.md", "workload-hardware.md", "driver-matrix.md"}
 """Tables with a row for each topic, failure, machine or system; tests hold their rows."""
-MOST_WORDS = 20_500
+MOST_WORDS = 20_565
 """Of all other pages together. Raise it only with a reason: what a user looks up is generated (make docs, --help)."""
 
 

@@ -162,11 +162,11 @@ def test_a_second_run_changes_nothing(site: Site, provisioned: Run) -> None:
 
 
 def test_a_run_that_begins_at_a_role_ends_well(site: Site, provisioned: Run) -> None:
-    run = site.play("--start-at-task", "gpunode.node.docker : Plan the role")
+    run = site.play("--start-at-task", "gpunode.node.nvidia_driver : Plan the role")
     assert run.rc == 0, run.output
     assert run.changed == {}
-    assert "gpunode.node.docker : Plan the role" in run.output
-    assert "gpunode.node.nvidia_driver : Plan the role" not in run.output
+    assert "gpunode.node.nvidia_driver : Plan the role" in run.output
+    assert "gpunode.node.nvidia_repository : Plan the role" not in run.output
 
 
 def test_what_is_damaged_is_announced_and_repaired_and_nothing_else(site: Site, provisioned: Run) -> None:

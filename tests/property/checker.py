@@ -358,7 +358,8 @@ def min_driver(look: Look) -> Iterator[str]:
             continue
         first = listed.get(look.branch)
         late = first not in (None, OLDEST.get(look.branch)) and not at_least(look.version, str(first))
-        never = first is None and look.branch < max(listed)
+        # A release that is newer than the branch's last list that was read is warned of: its absence proves nothing.
+        never = first is None and look.branch < max(listed) and not look.warned("R10")
         if late or never:
             yield f"{gpu['name']} is not listed in {look.version}"
 
