@@ -462,3 +462,9 @@ def test_changes_of_the_code_are_tried_if_everything_is_asked_for(monkeypatch: p
     monkeypatch.setattr(module, "run", lambda *_argv, **_options: 1)
     monkeypatch.setattr(module.needs, "can_install", lambda: False)
     assert "cosmic-ray" in (module.WHOLE["mutation"]().not_run or "")
+
+
+def test_each_folder_of_a_tier_has_tests() -> None:
+    folders = set(re.findall(r'"(tests/\w+)"', SCRIPT.read_text(encoding="utf-8")))
+    assert {"tests/unit", "tests/lab", "tests/vm", "tests/gpu"} <= folders
+    assert [folder for folder in folders if not any((SCRIPT.parents[1] / folder).glob("test_*.py"))] == []
