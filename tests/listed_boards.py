@@ -5,18 +5,25 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("evidence") / "open-modules.tsv"
 HEADING = "# A branch alone stands for its first release with a list: "
+LAST = "# The last release of each branch that was read: "
+
+
+def named(heading: str) -> dict[int, str]:
+    """The release of each branch that a line of the head names."""
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    releases = next(line.removeprefix(heading) for line in lines if line.startswith(heading)).split()
+    return {int(release.split(".")[0]): release for release in releases}
 
 
 @cache
 def boards() -> dict[str, dict[int, str]]:
     """By id, ``2335:10de:18be`` or ``2684``: the first release of each branch that lists it. Not to be changed."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
-    oldest = next(line.removeprefix(HEADING) for line in lines if line.startswith(HEADING)).split()
-    full = {int(release.split(".")[0]): release for release in oldest}
+    full = named(HEADING)
     by_id = {}
     for key, _, words in (line.split("\t") for line in lines if not line.startswith("#")):
-        named = [full[int(word)] if word.isdigit() else word for word in words.split()]
-        by_id[key] = full if words == "all" else {int(release.split(".")[0]): release for release in named}
+        releases = [full[int(word)] if word.isdigit() else word for word in words.split()]
+        by_id[key] = full if words == "all" else {int(release.split(".")[0]): release for release in releases}
     return by_id
 
 

@@ -37,14 +37,21 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if find_spec("gpunode") is None:
             return
         gc.disable()
-        for policy in iter_modules(import_module("gpunode.provisioning").__path__):
-            import_module(f"gpunode.provisioning.{policy.name}")
-        rows = import_module("gpunode.catalog").load()
-        for section in import_module("gpunode.catalog.catalog").MODELS:
-            rows.rows(section)
-        import_module("gpunode.catalog.origins").table()
-        import_module("gpunode.provisioning.templates").preload()
-        for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):
-            getattr(import_module(f"gpunode.{module}"), model).model_rebuild()
-        gc.freeze()  # A collection in a task process would copy the pages of all objects that it inherited.
-        gc.enable()
+        try:
+            load()
+            gc.freeze()  # A collection in a task process would copy the pages of all objects that it inherited.
+        finally:
+            gc.enable()
+
+
+def load() -> None:
+    """Import all policies, and read what they use."""
+    for policy in iter_modules(import_module("gpunode.provisioning").__path__):
+        import_module(f"gpunode.provisioning.{policy.name}")
+    rows = import_module("gpunode.catalog").load()
+    for section in import_module("gpunode.catalog.catalog").MODELS:
+        rows.rows(section)
+    import_module("gpunode.catalog.origins").table()
+    import_module("gpunode.provisioning.templates").preload()
+    for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):
+        getattr(import_module(f"gpunode.{module}"), model).model_rebuild()

@@ -384,6 +384,11 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         values |= {name: variables[name] for name in options if name in variables}
         values = {name: plain(self._templar.template(value)) for name, value in values.items()}
         values |= {name: value for name, value in (extra or {}).items() if name in options}
+        empty = [name for name in options if values[name] is None and options[name].get("default") is not None]
+        if empty:
+            raise AnsibleActionFail(
+                f"{self.host}: role {role}: {', '.join(empty)}: no value: remove it for the default"
+            )
         set_ = {name: value for name, value in values.items() if value is not None}
         checked = ArgumentSpecValidator(options).validate(set_)
         if checked.error_messages:

@@ -1,5 +1,6 @@
 """The playbooks alone lead a node along the same edges as ``gpunode upgrade``: gpunode.change.states."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def acts(tasks: list[dict[str, Any]]) -> Iterator[str]:
         if "ansible.builtin.import_role" in task:
             yield "change"
         included = task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.import_tasks")
-        name = Path(included["file"] if isinstance(included, dict) else included or "").name
+        file = included["file"] if isinstance(included, dict) else included or ""
+        name = Path(re.sub(r"\{\{ '(\w+)' if .* \}\}", r"\1", file)).name
         if name in ACT_OF:
             yield ACT_OF[name]
         elif (PLAYBOOKS / "tasks" / name).is_file():

@@ -250,6 +250,20 @@ def test_a_playbook_runs_the_roles_in_their_order(playbook: str, shapes: list[Ro
     assert entries == [f"gpunode.node.{name}" for name in (*first, *names)]
 
 
+def test_site_imports_a_role_without_its_validation_and_an_optional_one_by_its_state() -> None:
+    """The first plan of a run reads the settings of all roles."""
+    tasks = [
+        task for task in load(ROOT / "playbooks" / "site.yml")[-1]["tasks"] if "ansible.builtin.import_role" in task
+    ]
+    assert len(tasks) == len(ORDER)
+    for role, task in zip(ORDER, tasks, strict=True):
+        assert task["ansible.builtin.import_role"]["rolespec_validate"] is False
+        state = f"{role.name}_state"
+        optional = options(ROOT / "roles" / role.name).get(state, {}).get("default") == "keep"
+        condition = f"{state} | default('keep') != 'keep' and " if optional else ""
+        assert task["when"] == f"{condition}'{role.name}' in __gpunode_roles"
+
+
 def test_the_page_of_images_names_their_roles() -> None:
     page = (ROOT / "docs" / "images.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"(?m)^\| roles (.*); others are refused", page)

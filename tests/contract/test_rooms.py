@@ -54,7 +54,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "judging": (2_050, 19),
     "lab": (11_555, 153),
     "onnode": (4_600, 33),
-    "plugins": (8_945, 171),
+    "plugins": (8_960, 171),
     "probe": (280, 6),
     "profiling": (1_100, 2),
     "provisioning": (15_300, 62),

@@ -44,13 +44,8 @@ class Place:
     folder: Path
 
     def root(self, script: str, limit_s: float = 120) -> str:
-        """What a script run as root answers; it must succeed.
-
-        Over SSH: with a controller in cgroup v2 (hugetlb on a hybrid host) the node's engine closes the node's own
-        cgroup to ``docker exec``.
-        """
-        argv = ["sudo", "-n", "env", "DEBIAN_FRONTEND=noninteractive", "sh", "-c", shlex.quote(script)]
-        done = self.node.ssh(argv, timeout_s=limit_s)
+        """What a script run as root answers; it must succeed."""
+        done = self.node.run(["sh", "-c", script], timeout_s=limit_s, env={"DEBIAN_FRONTEND": "noninteractive"})
         assert done.returncode == 0, f"{script}: {done.stderr}{done.stdout}"
         return done.stdout.strip()
 

@@ -12,7 +12,7 @@ from datetime import date
 from typing import Any
 
 import evidence
-from listed_boards import boards, device
+from listed_boards import LAST, boards, device, named
 
 RELEASE_MD = """
 2.9-2.10 x86_64
@@ -66,6 +66,8 @@ TRANSITIONAL = {
 """Branches of Ubuntu's archive that install another one; `branches_in_archive` of the recorded indexes."""
 OLDEST = boards()["1e02"]
 """Of a GPU that all lists have: the first release of each branch with a list. Nothing is known of those before it."""
+NEWEST = named(LAST)
+"""The last release of each branch with a list that was read."""
 Rule = Callable[["Look"], Iterator[str]]
 RULES: dict[str, Rule] = {}
 
@@ -358,8 +360,8 @@ def min_driver(look: Look) -> Iterator[str]:
             continue
         first = listed.get(look.branch)
         late = first not in (None, OLDEST.get(look.branch)) and not at_least(look.version, str(first))
-        # A release that is newer than the branch's last list that was read is warned of: its absence proves nothing.
-        never = first is None and look.branch < max(listed) and not look.warned("R10")
+        # A release after the last one that was read may list it.
+        never = first is None and look.branch < max(listed) and at_least(NEWEST[look.branch], look.version)
         if late or never:
             yield f"{gpu['name']} is not listed in {look.version}"
 

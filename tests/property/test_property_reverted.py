@@ -35,6 +35,7 @@ REVERTED: list[tuple[str, str, dict[str, Any]]] = [
         "gpus: {l4: {first_listed: {525: 525.53}}}",
         {"gpus": ["L4"], "os": "rhel-9", "driver": "525.60.13", "kernel_module": "proprietary"},
     ),
+    ("R10", "gpus: {l40s: {first_listed: {525: null}}}", {"gpus": ["L40S"], "os": "rhel-9", "driver": "525"}),
     (
         "R15",
         "systems: {ubuntu-24.04: {origins: {nvidia: {first_branch: null}}}}",
@@ -105,3 +106,11 @@ def test_the_checker_finds_a_reverted_fix(rule: str, overlay: str, question: dic
     broken = resolve(query.request, query.node, Catalog([read(path)]), TODAY)
     assert isinstance(broken, Stack), broken.message
     assert rule in [violated for violated, _ in violations(json.loads(broken.to_json()), query.case, facts)]
+
+
+def test_a_release_after_the_last_list_that_was_read_is_not_judged_by_it() -> None:
+    facts, grid = judge()
+    query = asked(grid, {"today": TODAY, "gpus": ["H200 NVL"], "os": "rhel-9", "driver": "560"})
+    stack = resolve(query.request, query.node, load(), TODAY)
+    assert isinstance(stack, Stack), stack.message
+    assert violations(json.loads(stack.to_json()), query.case, facts) == []

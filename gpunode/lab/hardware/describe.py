@@ -39,6 +39,9 @@ def names() -> tuple[str, ...]:
 
 def _platform(name: str, data: Data) -> Platform:
     """Return the catalog's row, or for an entry with ``gpu`` a machine with nothing but these GPUs."""
+    for field in ("gpus", "gpu" if "gpu" in data else "platform"):
+        if not data.get(field):
+            raise UsageError(f"hardware.yml: {name}: {field}: missing")
     if "platform" in data:
         return load().platform(str(data["platform"]))
     gpu = load().gpu(str(data["gpu"]))
@@ -52,16 +55,13 @@ def describe(name: str, node: str) -> dict[str, Any]:
     """
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
-    data = _data()[name]
-    for field in ("gpus", "gpu" if "gpu" in data else "platform"):
-        if not data.get(field):
-            raise UsageError(f"hardware.yml: {name}: {field}: missing")
+    data = {field: value for field, value in _data()[name].items() if value is not None}
     platform = _platform(name, data)
     (model, count), *others = platform.gpus.items()
     gpu = load().gpu(model)
     required = (*REQUIRED, *dict.fromkeys(base for field, base in BASES.items() if data.get(field)))
     if missing := [field for field in required if data.get(field) is None and getattr(gpu, field, None) is None]:
-        raise UsageError(f"hardware.yml: {name}: {listed(missing)}: missing, and the catalog has none for {model}")
+        raise UsageError(f"hardware.yml: {name}: {listed(missing)}: missing, in the catalog's {model} too")
     buses = data["gpus"]
     if others or count != len(buses):
         raise ValueError(f"{name}: {len(buses)} bus addresses for the GPUs {platform.gpus}")

@@ -317,6 +317,16 @@ def test_the_plan_of_a_role_sees_the_variables_that_the_play_lists_with_another(
     assert action.settings("nvidia_driver")["source"] == "nvidia"
 
 
+def test_a_variable_without_a_value_is_refused_where_its_default_has_one(action: role_plan.ActionModule) -> None:
+    """Ansible's own validation, which site.yml leaves to the plans, refuses most of them."""
+    in_play(action, "accounts", accounts={})
+    action.host, action.task_vars = "gpu1", {"accounts_admins": None}
+    with pytest.raises(AnsibleActionFail, match=r"role accounts: accounts_admins: no value: remove it for the default"):
+        action.settings("accounts")
+    action.task_vars = {}
+    assert action.settings("accounts")["admins"] == []
+
+
 def test_a_folder_of_templates_that_is_missing_is_refused(action: role_plan.ActionModule, tmp_path: Path) -> None:
     action.host, action.task_vars = "gpu1", {"playbook_dir": str(tmp_path)}
     (tmp_path / "templates").mkdir()
