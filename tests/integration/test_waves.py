@@ -123,3 +123,29 @@ def test_nodes_with_a_driver_in_use_change_in_waves(
 def test_the_stop_names_the_failed_nodes_and_those_left_as_they_are(tmp_path: Path) -> None:
     _, _, output = waves(tmp_path, {**IN_USE, "n02": {"in_use": True, "broken": True}})
     assert "1 of 3 nodes of earlier waves failed: n02; nothing was changed on n04, n05" in output.replace("\n", " ")
+
+
+def test_a_run_that_begins_at_a_role_drains_and_reboots_in_no_wave(tmp_path: Path) -> None:
+    """Ansible skips what is before the task in the first wave alone."""
+    plays: list[dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text(encoding="utf-8"))
+    del plays[0]["roles"]
+    for task in plays[1]["tasks"]:
+        if "ansible.builtin.import_role" in task:
+            task["ansible.builtin.debug"] = {"msg": task.pop("ansible.builtin.import_role")["name"]}
+    site, hosts = tmp_path / "site.yml", tmp_path / "hosts.yml"
+    site.write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
+    (tmp_path / "tasks").symlink_to(ROOT / "playbooks" / "tasks")
+    drain = {"ansible_connection": "local", "gpunode_serial": 1, "gpunode_drain_tasks": "/drain.yml"}
+    hosts.write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"a": {}, "b": {}}, "vars": drain}}), encoding="utf-8")
+    done = subprocess.run(
+        [beside_python("ansible-playbook"), "-i", hosts, site, "--start-at-task", "Role docker"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ANSIBLE_PYTHON_INTERPRETER": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gpunode.node.docker" in done.stdout
+    assert done.stdout.count("so it neither drained nor rebooted") == 2
