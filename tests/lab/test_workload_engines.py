@@ -102,7 +102,8 @@ def test_a_rootless_engine_is_found_where_root_has_none(host: Place) -> None:
     as_admin = (
         "su - admin -c 'export XDG_RUNTIME_DIR=/run/user/$(id -u) PATH=/usr/share/docker.io/contrib:/usr/sbin:$PATH;"
     )
-    host.root(f"systemctl stop {DOCKER_UNITS}; loginctl enable-linger admin")
+    # The manager of an earlier login began before its bus was installed.
+    host.root(f"systemctl stop {DOCKER_UNITS}; loginctl enable-linger admin; systemctl restart user@$(id -u admin)")
     try:
         until(lambda: host.root("test -S /run/user/$(id -u admin)/bus && echo yes || true") == "yes", 30)
         done = host.root(f"{as_admin} {tool} install --force --skip-iptables' 2>&1 || true")
