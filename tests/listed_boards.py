@@ -1,5 +1,6 @@
 """``evidence/open-modules.tsv``: which releases of NVIDIA's open kernel modules list which GPU."""
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,11 @@ def named(heading: str) -> dict[int, str]:
     """The release of each branch that a line of the head names."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
     releases = next(line.removeprefix(heading) for line in lines if line.startswith(heading)).split()
+    return by_branch(releases)
+
+
+def by_branch(releases: Iterable[str]) -> dict[int, str]:
+    """The releases by their branch."""
     return {int(release.split(".")[0]): release for release in releases}
 
 
@@ -23,7 +29,7 @@ def boards() -> dict[str, dict[int, str]]:
     by_id = {}
     for key, _, words in (line.split("\t") for line in lines if not line.startswith("#")):
         releases = [full[int(word)] if word.isdigit() else word for word in words.split()]
-        by_id[key] = full if words == "all" else {int(release.split(".")[0]): release for release in releases}
+        by_id[key] = full if words == "all" else by_branch(releases)
     return by_id
 
 

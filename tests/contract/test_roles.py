@@ -235,6 +235,11 @@ def test_users_and_mounts_come_before_docker_and_users_before_ssh_lets_only_them
     assert max(map(order.index, ("accounts", "storage"))) < order.index("docker") < order.index("ssh_hardening")
 
 
+def imports_of(play: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tasks of a play that import a role."""
+    return [task for task in play.get("tasks", ()) if "ansible.builtin.import_role" in task]
+
+
 @pytest.mark.parametrize(
     ("playbook", "shapes", "first"),
     [("site.yml", ORDER, []), ("image.yml", [role for role in ORDER if role.for_images], ["preflight"])],
@@ -243,20 +248,14 @@ def test_a_playbook_runs_the_roles_in_their_order(playbook: str, shapes: list[Ro
     play = load(ROOT / "playbooks" / playbook)[-1]
     names = [role.name for role in shapes]
     assert play["vars"]["__gpunode_all"] == names
-    imports = [
-        task["ansible.builtin.import_role"] for task in play.get("tasks", ()) if "ansible.builtin.import_role" in task
-    ]
-    entries = [*(entry["role"] for entry in play.get("roles", ())), *(entry["name"] for entry in imports)]
+    imports = [task["ansible.builtin.import_role"]["name"] for task in imports_of(play)]
+    entries = [*(entry["role"] for entry in play.get("roles", ())), *imports]
     assert entries == [f"gpunode.node.{name}" for name in (*first, *names)]
 
 
 def test_site_imports_a_role_without_its_validation_and_an_optional_one_by_its_state() -> None:
     """The first plan of a run reads the settings of all roles."""
-    tasks = [
-        task for task in load(ROOT / "playbooks" / "site.yml")[-1]["tasks"] if "ansible.builtin.import_role" in task
-    ]
-    assert len(tasks) == len(ORDER)
-    for role, task in zip(ORDER, tasks, strict=True):
+    for role, task in zip(ORDER, imports_of(load(ROOT / "playbooks" / "site.yml")[-1]), strict=True):
         assert task["ansible.builtin.import_role"]["rolespec_validate"] is False
         state = f"{role.name}_state"
         optional = options(ROOT / "roles" / role.name).get(state, {}).get("default") == "keep"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from programs import beside_python
+from programs import beside_python, run_program
 
 ROOT = Path(__file__).parents[2]
 WAVES = re.compile("Group the nodes|(Begin|End) the wave")
@@ -32,6 +32,13 @@ def without_roles(folder: Path) -> Path:
     return file
 
 
+def played(folder: Path, cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A run of ``ansible-playbook`` with the inventory of the folder, and with the configuration in ``cwd``, if any."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    argv = [beside_python("ansible-playbook"), "-i", folder / "hosts.yml", *words]
+    return run_program(argv, cwd=cwd, env=environment, limit_s=120)
+
+
 def waves(folder: Path, hosts: dict[str, dict[str, bool]], *words: str) -> tuple[list[list[str]], int, str]:
     """The nodes of each wave that began, in their order; the exit code and the output."""
     inventory = {
@@ -44,15 +51,7 @@ def waves(folder: Path, hosts: dict[str, dict[str, bool]], *words: str) -> tuple
     (folder / "hosts.yml").write_text(
         yaml.safe_dump({"gpu_nodes": {"hosts": inventory, "vars": {"ansible_connection": "local"}}}), encoding="utf-8"
     )
-    run = subprocess.run(
-        [beside_python("ansible-playbook"), "-i", "hosts.yml", "-f", "20", str(without_roles(folder)), *words],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "ANSIBLE_PYTHON_INTERPRETER": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    run = played(folder, folder, "-f", "20", without_roles(folder), *words)
     texts = list(dict.fromkeys(re.findall(r'"msg": "wave ([^"]*)"', run.stdout)))
     return [wave.split() for wave in texts], run.returncode, run.stdout + run.stderr
 
@@ -132,20 +131,14 @@ def test_a_run_that_begins_at_a_role_drains_and_reboots_in_no_wave(tmp_path: Pat
     for task in plays[1]["tasks"]:
         if "ansible.builtin.import_role" in task:
             task["ansible.builtin.debug"] = {"msg": task.pop("ansible.builtin.import_role")["name"]}
-    site, hosts = tmp_path / "site.yml", tmp_path / "hosts.yml"
+    site = tmp_path / "site.yml"
     site.write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
     (tmp_path / "tasks").symlink_to(ROOT / "playbooks" / "tasks")
     drain = {"ansible_connection": "local", "gpunode_serial": 1, "gpunode_drain_tasks": "/drain.yml"}
-    hosts.write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"a": {}, "b": {}}, "vars": drain}}), encoding="utf-8")
-    done = subprocess.run(
-        [beside_python("ansible-playbook"), "-i", hosts, site, "--start-at-task", "Role docker"],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ANSIBLE_PYTHON_INTERPRETER": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    (tmp_path / "hosts.yml").write_text(
+        yaml.safe_dump({"gpu_nodes": {"hosts": {"a": {}, "b": {}}, "vars": drain}}), encoding="utf-8"
     )
+    done = played(tmp_path, ROOT, site, "--start-at-task", "Role docker")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gpunode.node.docker" in done.stdout
     assert done.stdout.count("so it neither drained nor rebooted") == 2

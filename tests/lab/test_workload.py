@@ -45,9 +45,12 @@ class Place:
 
     def root(self, script: str, limit_s: float = 120) -> str:
         """What a script run as root answers; it must succeed."""
-        done = self.node.run(["sh", "-c", script], timeout_s=limit_s, env={"DEBIAN_FRONTEND": "noninteractive"})
+        done = self.run(script, limit_s)
         assert done.returncode == 0, f"{script}: {done.stderr}{done.stdout}"
         return done.stdout.strip()
+
+    def run(self, script: str, limit_s: float) -> "subprocess.CompletedProcess[str]":
+        return self.node.run(["sh", "-c", script], timeout_s=limit_s, env={"DEBIAN_FRONTEND": "noninteractive"})
 
     @property
     def containers(self) -> list[str]:

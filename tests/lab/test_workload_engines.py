@@ -4,6 +4,7 @@ One node of Debian 13 with Docker 26.1 and Podman 5; test_workload.py has Docker
 """
 
 import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,11 +35,9 @@ class SshPlace(Place):
     With a controller in cgroup v2 (hugetlb on a hybrid host) Docker 26 closes the node's own cgroup to ``docker exec``.
     """
 
-    def root(self, script: str, limit_s: float = 120) -> str:
+    def run(self, script: str, limit_s: float) -> "subprocess.CompletedProcess[str]":
         argv = ["sudo", "-n", "env", "DEBIAN_FRONTEND=noninteractive", "sh", "-c", shlex.quote(script)]
-        done = self.node.ssh(argv, timeout_s=limit_s)
-        assert done.returncode == 0, f"{script}: {done.stderr}{done.stdout}"
-        return done.stdout.strip()
+        return self.node.ssh(argv, timeout_s=limit_s)
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def describe(name: str, node: str) -> dict[str, Any]:
     (model, count), *others = platform.gpus.items()
     gpu = load().gpu(model)
     required = (*REQUIRED, *dict.fromkeys(base for field, base in BASES.items() if data.get(field)))
-    if missing := [field for field in required if data.get(field) is None and getattr(gpu, field, None) is None]:
+    if missing := [field for field in required if field not in data and getattr(gpu, field, None) is None]:
         raise UsageError(f"hardware.yml: {name}: {listed(missing)}: missing, in the catalog's {model} too")
     buses = data["gpus"]
     if others or count != len(buses):
