@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -15,11 +14,9 @@ from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.history.recording import Recorder
 from gpunode.history.snapshot import Snapshot, snapshot_of
-from gpunode.isolation import Exceeded
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.saved import folder_for_bundles, save_bundle
 from gpunode.names import fold
-from gpunode.probe import Collected
 from gpunode.probe.bundle import Bundle
 from gpunode.report.outcomes import CollectedNode, CollectOutcome
 from gpunode.text import now, printable
@@ -91,12 +88,15 @@ def _collected(
     selection: Selection, folder: Path, recorder: Recorder, evaluator: Evaluator, *, verbose: bool
 ) -> Iterator[CollectedNode]:
     """Save the bundle of each node as it answers, and yield what became of it."""
-    for answer, document in evaluator.documents_of_fleet(selection.collect()):
+    derive = snapshot_of if recorder.history is not None else None
+    for answer, document, snapshot in evaluator.documents_of_fleet(selection.collect(), Snapshot, derive):
         if document is None:
             click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
             yield CollectedNode(host=answer.host, status="unreachable", reason=printable(str(answer.reason)))
             continue
-        keep(recorder, evaluator, answer, document)
+        recorder.bundle(answer.host, document)
+        if snapshot is not None:
+            recorder.node(snapshot.model_copy(update={"host": answer.host}), "collected")
         reason = save_bundle(folder, answer.host, document)
         if reason is not None:
             click.echo(printable(f"{answer.host}: bundle not saved: {reason}"), err=True)
@@ -107,16 +107,6 @@ def _collected(
         status: Literal["collected", "unsaved"] = "collected" if reason is None else "unsaved"
         seconds = round(answer.seconds, 1) if answer.seconds is not None else None
         yield CollectedNode(host=answer.host, status=status, reason=reason, seconds=seconds)
-
-
-def keep(recorder: Recorder, evaluator: Evaluator, answer: Collected, document: bytes) -> None:
-    """Save a node in the history; of an answer that exceeds the limits only the bundle is saved."""
-    if recorder.history is None or answer.answer is None:
-        return
-    recorder.bundle(answer.host, document)
-    with suppress(UsageError, Exceeded):
-        snapshot = evaluator.derived(answer.answer, Snapshot, snapshot_of)
-        recorder.node(snapshot.model_copy(update={"host": answer.host}), "collected")
 
 
 def collected_here(folder: Path, timeout_s: float) -> int:

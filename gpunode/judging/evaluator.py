@@ -89,26 +89,30 @@ class Evaluator:
             host = names(node, facts.host)
             yield NodeAnswer(host, facts.model_copy(update={"host": host}), None)
 
-    def documents_of_fleet(self, nodes: Iterable[Collected]) -> Iterator[tuple[Collected, bytes | None]]:
-        """Yield each node with its bundle as it is saved; one with an answer that is not a bundle gets a reason."""
-        for node, (reason, document) in self._each(nodes, self._saved):
-            yield (node if reason is None else replace(node, answer=None, reason=reason)), document
+    def documents_of_fleet(
+        self, nodes: Iterable[Collected], model: type[Model], derive: Callable[[NodeFacts], Model] | None
+    ) -> Iterator[tuple[Collected, bytes | None, Model | None]]:
+        """Yield each node with its bundle as it is saved, and with what a function of a module derives from its facts.
+
+        One with an answer that is not a bundle gets a reason; one with facts that cannot be read has its bundle only.
+        """
+        for node, (reason, document, derived) in self._each(nodes, lambda node: self._saved(node, model, derive)):
+            yield (node if reason is None else replace(node, answer=None, reason=reason)), document, derived
 
     def facts(self, answer: Answer) -> NodeFacts:
         """Return the facts of one answer. Raises UsageError if it is not a bundle, and Exceeded."""
-        return self.derived(answer, NodeFacts, None)
+        return _returned(NodeFacts, self._workers("facts", answer))
 
-    def derived(self, answer: Answer, model: type[Model], derive: Callable[[NodeFacts], Model] | None) -> Model:
-        """Return what a function of a module derives, in the child, from the facts of one answer; raises the same."""
-        return _returned(model, self._workers("facts", answer, derive))
-
-    def _saved(self, node: Collected) -> tuple[str | None, bytes | None]:
+    def _saved(
+        self, node: Collected, model: type[Model], derive: Callable[[NodeFacts], Model] | None
+    ) -> tuple[str | None, bytes | None, Model | None]:
         if node.answer is None:
-            return node.reason, None
+            return node.reason, None, None
         try:
-            return None, self._workers("document", node.answer)
+            head, _, document = self._workers("document", node.answer, derive).partition(b"\n")
+            return None, document, _returned(model, head) if head else None
         except (UsageError, Exceeded) as err:
-            return str(err), None
+            return (str(err), None, None) if derive is None else self._saved(node, model, None)
 
     def _judged(self, node: Collected, *, strict: bool) -> JudgedNode:
         if node.answer is None:
@@ -120,7 +124,8 @@ class Evaluator:
             if strict and isinstance(err, UsageError):
                 raise
             report = unreachable(node.host, _reason(node, err), node.seconds)
-            return JudgedNode(report, document=self._saved(node)[1] if self._request.documents else None)
+            saved = self._saved(node, NodeFacts, None)[1] if self._request.documents else None
+            return JudgedNode(report, document=saved)
         report = result.node if node.unchecked is None else unchecked(result.node, node.unchecked)
         return JudgedNode(report, result.level, result.extracted, document or None)
 
@@ -194,10 +199,12 @@ def _returned(model: type[Model], text: bytes) -> Model:
         raise Exceeded(f"evaluating its answer failed: {field}: {why}") from None
 
 
-def _document(answer: Answer) -> bytes:
-    return answer.bundle().to_json().encode()
+def _document(answer: Answer, derive: Callable[[NodeFacts], BaseModel] | None) -> bytes:
+    """Return a line with what is derived, if anything is, and the bundle."""
+    bundle = answer.bundle()
+    derived = "" if derive is None else derive(facts_from_bundle(bundle)).model_dump_json()
+    return f"{derived}\n{bundle.to_json()}".encode()
 
 
-def _facts(answer: Answer, derive: Callable[[NodeFacts], BaseModel] | None) -> bytes:
-    facts = facts_from_bundle(answer.bundle())
-    return (facts if derive is None else derive(facts)).model_dump_json().encode()
+def _facts(answer: Answer) -> bytes:
+    return facts_from_bundle(answer.bundle()).model_dump_json().encode()
