@@ -6,7 +6,7 @@ from mutant import Missing, Mutant, cut, garbled
 from mutants_gpu import smi, tag
 
 from gpunode.checks import Expectation, Status
-from gpunode.lab.simulator import smi_nvlink
+from gpunode.lab.simulator import smi_links
 
 WARN = Status.WARN
 GPU0 = f"{PCI}0000:19:00.0/"
@@ -103,7 +103,7 @@ MUTANTS = [
             stdout(
                 "nvidia-smi-nvlink",
                 GPU7 + LINKS_OF_GPU7,
-                f"{GPU7}{smi_nvlink.ALL_INACTIVE}\n",
+                f"{GPU7}{smi_links.ALL_INACTIVE}\n",
             )
         ],
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.lab.archive import Entry
 from gpunode.lab.simulator import boot, devices
-from gpunode.lab.simulator.entry_points import entry_points, script
+from gpunode.lab.simulator.entry_points import TOOLS, script
 
 _LIB = "usr/lib/gpunode-lab"
 
@@ -42,6 +42,6 @@ def simulator() -> Iterator[Entry]:
     for source in sorted(package.iterdir(), key=lambda source: source.name):
         if source.name.endswith((".py", ".json", ".yml")):
             yield Entry(f"{_LIB}/simulator/{source.name}", source.read_text(encoding="utf-8"), 0o644)
-    for tool in entry_points():
+    for tool in TOOLS:
         yield Entry(f"{_LIB}/bin/{tool}", script(tool), 0o755)
     yield Entry(f"{_LIB}/bin/dmesg", _DMESG, 0o755)

@@ -3,17 +3,76 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, pci, smi_mig, state
+from . import devices, faults, kernel, modprobe, modules, nics, pci, smi_mig, state
 from .node import NodeSnapshot
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_READ_ONLY = 1
+_REMOUNT = 32
+_BIND = 4096
+_REC = 16384
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Call mount(2); raise OSError with the target's name."""
+    words = [word.encode() for word in (source, target, kind, options)]
+    if _LIBC.mount(words[0], words[1], words[2] or None, ctypes.c_ulong(flags), words[3] or None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def bind(source: str, target: str, *, read_only: bool = True) -> None:
+    """Show ``source`` at ``target``, which must exist."""
+    mount(source, target, flags=_BIND | _REC)
+    if read_only:
+        mount("none", target, flags=_REMOUNT | _BIND | _READ_ONLY)
+
+
+def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> None:
+    """Make entries in a folder of sysfs possible: mount ``stand_in`` over it, which shows all that was in it.
+
+    What is added to ``stand_in`` from then on appears in ``folder``. Entries named in ``without`` are left out.
+    """
+    Path(stand_in).mkdir(parents=True, exist_ok=True)
+    for entry in _entries(folder):
+        target = Path(stand_in, entry.name)
+        if entry.name in without:
+            continue
+        if entry.is_symlink():
+            target.symlink_to(entry.readlink())
+        elif entry.is_dir():
+            target.mkdir()
+            mount(str(entry), str(target), flags=_BIND | _REC)
+        else:
+            target.touch()
+            mount(str(entry), str(target), flags=_BIND)
+    bind(stand_in, folder)
+
+
+def overlay(folder: str, stand_in: str) -> None:
+    """Make entries possible by an overlay: for folders with many entries that do not change."""
+    upper, work = stand_in + ".added", stand_in + ".work"
+    for each in (stand_in, upper, work):
+        Path(each).mkdir(parents=True, exist_ok=True)
+    mount("overlay", stand_in, "overlay", options=f"lowerdir={folder},upperdir={upper},workdir={work}")
+    bind(stand_in, folder)
+
+
+def _entries(folder: str) -> Iterable[Path]:
+    entries: list[Path] = sorted(Path(folder).iterdir())
+    return entries
+
 
 REPORT = "/var/log/gpunode-lab-boot.log"
 GPUS = "/var/log/gpunode-lab-gpus.log"
@@ -45,7 +104,7 @@ def boot() -> None:
     os.environ["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     divert()
     release = kernel.boot()
-    kmsg.begin(release, hardware["name"])
+    kernel.begin_log(release, hardware["name"])
     _settle(hardware)
     _bus(hardware)
     _proc()
@@ -139,15 +198,15 @@ def _settle(hardware: dict[str, Any]) -> None:
 def _bus(hardware: dict[str, Any]) -> None:
     """Write PCI functions, NUMA nodes, adapters, and the files that list loaded modules."""
     roots = {folder.split("/", 1)[0] for folder in map(pci.sysfs_folder, pci.functions(hardware))}
-    mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
+    with_additions("/sys/devices", _SYS + "/devices", without=roots)
     _numa(hardware["numa_nodes"])
-    mounts.with_additions("/sys/bus/pci/drivers", pci.DRIVERS)
+    with_additions("/sys/bus/pci/drivers", pci.DRIVERS)
     pci.write(hardware)
-    mounts.bind(pci.SLOTS, "/sys/bus/pci/devices")
-    mounts.with_additions("/sys/class", _SYS + "/class")
+    bind(pci.SLOTS, "/sys/bus/pci/devices")
+    with_additions("/sys/class", _SYS + "/class")
     nics.write(hardware)
     with contextlib.suppress(OSError):  # kernels without an overlay over sysfs: there /proc lists the modules
-        mounts.overlay("/sys/module", _SYS + "/module")
+        overlay("/sys/module", _SYS + "/module")
     faults.at_boot()
 
 
@@ -155,7 +214,7 @@ def _numa(count: int) -> None:
     """Write the hardware's NUMA nodes; if the host's kernel has no folder for them, the node has none."""
     pci.write_numa(count)
     try:
-        mounts.bind(pci.NUMA_FOLDER, "/sys/devices/system/node")
+        bind(pci.NUMA_FOLDER, "/sys/devices/system/node")
     except FileNotFoundError:
         count = 1
     with state.change() as (_, running):
@@ -166,13 +225,13 @@ def _proc() -> None:
     """Write /proc/driver, /proc/modules and /proc/devices."""
     driver = Path(modules.DRIVER).parent
     driver.mkdir(parents=True, exist_ok=True)
-    mounts.bind(str(driver), "/proc/driver")
+    bind(str(driver), "/proc/driver")
     state.write_text(Path(modules.LIST), "")
     with contextlib.suppress(FileNotFoundError):  # a kernel without loadable modules has no such file
-        mounts.bind(modules.LIST, "/proc/modules")
+        bind(modules.LIST, "/proc/modules")
     numbers = Path("/run/gpunode-lab/proc/devices")
     text = Path("/proc/devices").read_text(encoding="ascii")
     lines = "".join(f"{number:3d} {name}\n" for name, number in devices.NUMBERS.items())
     head, block, rest = text.partition("\nBlock devices:")
     state.write_text(numbers, head + lines + block + rest)
-    mounts.bind(str(numbers), "/proc/devices")
+    bind(str(numbers), "/proc/devices")

@@ -11,8 +11,7 @@ import re
 from typing import Any
 
 from . import state
-from .node import LIBRARY_FOLDERS, NodeSnapshot, loaded, package_release
-from .versions import numbers
+from .node import LIBRARY_FOLDERS, NodeSnapshot, loaded, numbers, package_release
 
 KIND = "nvidia.com/gpu"
 PROGRAMS = (

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import cdi, container_cli, ctk_config, state
+from . import cdi, container_cli, ctk, state
 from .node import NodeSnapshot
 
 RUNTIMES = ("runc", "crun")
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
             config = json.loads(file.read_text(encoding="utf-8"))
             if with_gpus(config):
                 state.write_text(file, json.dumps(config))
-        except (cdi.CdiError, ctk_config.ConfigError, OSError, ValueError) as err:
+        except (cdi.CdiError, ctk.ConfigError, OSError, ValueError) as err:
             _fail(argv, f"could not apply required modification to OCI specification: {err}")
             return 1
     runtime = next((path for name in _runtimes() if (path := shutil.which(name))), None)
@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
 def _runtimes() -> list[str]:
     """Return the runtimes of config.toml, without this program itself."""
     try:
-        listed = ctk_config.read().get("nvidia-container-runtime", {}).get("runtimes")
-    except ctk_config.ConfigError:
+        listed = ctk.read().get("nvidia-container-runtime", {}).get("runtimes")
+    except ctk.ConfigError:
         listed = None
     return [name for name in listed or RUNTIMES if not str(name).endswith("nvidia-container-runtime")]
 

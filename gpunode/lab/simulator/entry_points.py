@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+from .node import package_release
+
 TOOLS = {
     "boot": "boot",
-    "dcgmi": "dcgmi",
+    "dcgmi": "dcgm:dcgmi",
     "fault": "faults",
     "lsmod": "modprobe:lsmod",
     "modprobe": "modprobe",
-    "nv-fabricmanager": "fabric_manager",
-    "nv-hostengine": "host_engine",
-    "nvidia-cdi-hook": "cdi_hook",
+    "nv-fabricmanager": "fabric_daemons:fabric_manager",
+    "nv-hostengine": "dcgm:host_engine",
+    "nvidia-cdi-hook": "container_cli:cdi_hook",
     "nvidia-container-cli": "container_cli",
     "nvidia-container-runtime": "container_runtime",
     "nvidia-container-runtime-hook": "container_runtime:hook",
     "nvidia-ctk": "ctk",
-    "nvidia-cuda-mps-control": "unsimulated",
-    "nvidia-cuda-mps-server": "unsimulated",
-    "nvidia-debugdump": "unsimulated",
-    "nvidia-imex": "imex",
-    "nvidia-imex-ctl": "unsimulated",
-    "nvidia-modprobe": "unsimulated",
+    "nvidia-cuda-mps-control": "entry_points:unsimulated",
+    "nvidia-cuda-mps-server": "entry_points:unsimulated",
+    "nvidia-debugdump": "entry_points:unsimulated",
+    "nvidia-imex": "fabric_daemons:imex",
+    "nvidia-imex-ctl": "entry_points:unsimulated",
+    "nvidia-modprobe": "entry_points:unsimulated",
     "nvidia-persistenced": "persistenced",
-    "nvidia-settings": "unsimulated",
+    "nvidia-settings": "entry_points:unsimulated",
     "nvidia-smi": "smi",
-    "nvidia-xconfig": "unsimulated",
-    "nvlsm": "nvlsm",
-    "nvswitch-audit": "unsimulated",
+    "nvidia-xconfig": "entry_points:unsimulated",
+    "nvlsm": "fabric_daemons:nvlsm",
+    "nvswitch-audit": "entry_points:unsimulated",
     "rmmod": "modprobe:rmmod",
 }
 """Tool to the module of this package that has its ``main(argv)``, or to ``module:function``."""
@@ -34,11 +39,6 @@ TOOLS = {
 COMM_LENGTH = 15
 BYTECODE = "/run/gpunode-lab/bytecode"
 """Where root's first call writes Python's bytecode; removed by a reboot; nothing is written beside the simulator."""
-
-
-def entry_points() -> dict[str, str]:
-    """Return tool to module, as in ``TOOLS``."""
-    return dict(TOOLS)
 
 
 def script(tool: str) -> str:
@@ -56,3 +56,13 @@ def script(tool: str) -> str:
         f"from simulator.{module} import {function or 'main'} as main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
+
+
+def unsimulated(argv: list[str]) -> int:
+    """Run a program of the driver that is not simulated: print the version on request, else report this."""
+    tool = Path(sys.argv[0]).name
+    if {"-v", "--version", "-V"}.intersection(argv):
+        sys.stdout.write(f"{tool}:  version {package_release() or 'unknown'}\n")
+        return 0
+    sys.stderr.write(f"{tool}: a simulated GPU node has nothing behind this program (gpunode lab)\n")
+    return 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import busy, daemon, fabric_manager, kmsg, modules, pci, replaced, state
+from . import daemon, effects, fabric_daemons, kernel, modules, pci, state
 from .readings import THROTTLES
 from .state import FaultError
 
@@ -71,12 +71,12 @@ def number_of(gpu: dict[str, Any]) -> int:
 
 
 def _say_xid(fault: Fault, number: int, text: str | None = None) -> None:
-    line = kmsg.xid(gpu_of(fault)["pci_bus_id"], number, text or _XIDS.get(number, _UNKNOWN_XID))
+    line = kernel.xid(gpu_of(fault)["pci_bus_id"], number, text or _XIDS.get(number, _UNKNOWN_XID))
     fault.setdefault("log", []).append(line)
 
 
 def _log(fault: Fault, text: str) -> None:
-    fault.setdefault("log", []).append(kmsg.write(text, kmsg.ERROR))
+    fault.setdefault("log", []).append(kernel.log(text, kernel.ERROR))
 
 
 def _lose(fault: Fault) -> None:
@@ -143,7 +143,7 @@ def _join_fabric(_: Fault) -> None:
     """Complete the fabric setup if a fabric manager was started in the meantime and runs."""
     with state.change() as (_, running):
         if running.get("fabric") and daemon.is_running(running.get("fabric_manager")):
-            running["fabric"] = dict(fabric_manager.COMPLETED)
+            running["fabric"] = dict(fabric_daemons.COMPLETED)
 
 
 def _entry_only(fault: Fault) -> None:
@@ -155,8 +155,8 @@ KINDS: dict[str, FaultKind] = {
         "node",
         "a second NVML library of another release is installed, and the linker uses it",
         {},
-        replaced.add_library,
-        replaced.remove_library,
+        effects.add_library,
+        effects.remove_library,
     ),
     "gpu-lost": FaultKind("gpu", "falls off the bus (Xid 79); after a reboot it is not there", {}, _lose, _find_again),
     "ecc-uncorrected": FaultKind("gpu", "uncorrectable memory errors (Xid 48, 94)", {"count": 1}, _uncorrected),
@@ -170,8 +170,8 @@ KINDS: dict[str, FaultKind] = {
         "node",
         "the fabric manager's program is of another release",
         {"version": ""},
-        replaced.swap_fabric_manager,
-        replaced.restore_fabric_manager,
+        effects.swap_fabric_manager,
+        effects.restore_fabric_manager,
     ),
     "fabric-not-completed": FaultKind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only, _join_fabric),
     "load": FaultKind(
@@ -180,7 +180,9 @@ KINDS: dict[str, FaultKind] = {
         {"utilization": 100, "memory": 11, "power": 90, "received": 0, "sent": 0},
         _load,
     ),
-    "gpu-busy": FaultKind("gpu", "a process uses the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
+    "gpu-busy": FaultKind(
+        "gpu", "a process uses the GPU", {"user": "admin", "memory_mib": 512}, effects.hold_gpu, effects.release_gpu
+    ),
 }
 
 
@@ -261,7 +263,7 @@ def heal(name: str | None, component: str | None) -> list[Fault]:
         faults[:] = [fault for fault in faults if fault not in healed]
     for fault in healed:
         KINDS[fault["fault"]].end(fault)
-        kmsg.forget(fault.get("log", []))
+        kernel.forget_lines(fault.get("log", []))
     return healed
 
 

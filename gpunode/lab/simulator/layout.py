@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple  # dataclasses loads inspect, a fourth of nvidia-smi's run time
 
-from .versions import in_range, numbers
+from .node import in_range, numbers
 
 LAYOUT = """\
 product_name | Product Name

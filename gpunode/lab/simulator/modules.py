@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import devices, kernel, kmsg, pci, state
+from . import devices, kernel, pci, state
 
 KMOD_LIMIT_S = 60
 LIST = "/run/gpunode-lab/proc-modules"
@@ -110,13 +110,13 @@ def insert(file: str, options: list[str]) -> None:
         return
     built_for = about.get("vermagic", "").split(" ")[0]
     if built_for and built_for != kernel.release():
-        kmsg.write(
-            "{}: version magic '{}' should be '{} SMP '".format(name, about["vermagic"], kernel.release()), kmsg.ERROR
+        kernel.log(
+            "{}: version magic '{}' should be '{} SMP '".format(name, about["vermagic"], kernel.release()), kernel.ERROR
         )
         raise ModuleError(f"could not insert '{name}': Exec format error")
     missing = [each for each in _DEPENDS.get(name, ()) if each not in loaded()]
     if missing:
-        kmsg.write(f"{name}: Unknown symbol (err -2)")
+        kernel.log(f"{name}: Unknown symbol (err -2)")
         raise ModuleError(f"could not insert '{name}': Unknown symbol in module, or unknown parameter (see dmesg)")
     if name == "nvidia":
         _insert_nvidia(file, about, options)
@@ -134,27 +134,27 @@ def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None
     hardware = _hardware()
     flavour = "open" if about.get("license") == "Dual MIT/GPL" else "proprietary"
     version = about.get("version", "")
-    kmsg.write("nvidia: loading out-of-tree module taints kernel.")
+    kernel.log("nvidia: loading out-of-tree module taints kernel.")
     if flavour == "proprietary":
-        kmsg.write("nvidia: module license 'NVIDIA' taints kernel.")
+        kernel.log("nvidia: module license 'NVIDIA' taints kernel.")
     lost = {fault["component"] for fault in state.faults() if fault["fault"] == "gpu-lost"}
     usable = []
     for gpu in [gpu for gpu in hardware["gpus"] if pci.folder(gpu).exists()]:
         why = _unsupported(gpu, flavour, version)
         if why:
-            kmsg.write("NVRM: The NVIDIA GPU {} (PCI ID: {})".format(gpu["pci_bus_id"], gpu["pci_device_id"]))
-            kmsg.write(f"NVRM: installed in this system {why}")
+            kernel.log("NVRM: The NVIDIA GPU {} (PCI ID: {})".format(gpu["pci_bus_id"], gpu["pci_device_id"]))
+            kernel.log(f"NVRM: installed in this system {why}")
         else:
             usable.append(gpu)
     if not usable:
-        kmsg.write("nvidia: probe of {} failed with error -1".format(hardware["gpus"][0]["pci_bus_id"]))
-        kmsg.write("NVRM: None of the NVIDIA devices were initialized.", kmsg.ERROR)
+        kernel.log("nvidia: probe of {} failed with error -1".format(hardware["gpus"][0]["pci_bus_id"]))
+        kernel.log("NVRM: None of the NVIDIA devices were initialized.", kernel.ERROR)
         raise ModuleError("could not insert 'nvidia': No such device")
     built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(Path(file).stat().st_mtime))
     with state.change() as (kept, running):
         running["module"] = {"version": version, "flavour": flavour, "file": file, "built": built}
         running["gpus"] = {str(gpu["index"]): _modes_at_load(gpu, kept) for gpu in usable}
-    kmsg.write(f"NVRM: loading {version_line(version, flavour, built)}", kmsg.INFO)
+    kernel.log(f"NVRM: loading {version_line(version, flavour, built)}", kernel.INFO)
     for gpu in usable:
         if f"gpu{gpu['index']}" not in lost:
             pci.bind(gpu, "nvidia")

@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from . import smi_dmon, smi_mig, smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
-from .node import NodeSnapshot, SimulatedGpu, loaded, package_release
-from .versions import numbers
+from . import smi_links, smi_mig, smi_query, smi_report, smi_settings, smi_table, state
+from .node import NodeSnapshot, SimulatedGpu, loaded, numbers, package_release
 
 SUCCESS, INVALID, NOT_FOUND = 0, 2, 6
 NO_DRIVER, NO_LIBRARY, MISMATCH, UNKNOWN = 9, 12, 18, 255
@@ -64,7 +63,7 @@ def _once(argv: list[str]) -> int:
     except SmiError as err:
         sys.stdout.write(err.text)
         return err.code
-    except smi_dmon.UnsimulatedError:
+    except smi_links.UnsimulatedError:
         sys.stdout.write("Simulated by gpunode lab: of dmon only -s t -d SECONDS -c COUNT is simulated\n")
         return INVALID
     except smi_query.UnknownFieldError as err:
@@ -83,7 +82,7 @@ def _run(argv: list[str]) -> int:
     if argv[:1] == ["topo"]:
         return _topo(node, argv[1:])
     if argv[:1] == ["dmon"]:
-        return smi_dmon.run(argv[1:], ready)
+        return smi_links.run(argv[1:], ready)
     if argv[:1] == ["mig"]:
         return _mig(node, argv[1:])
     if argv[:1] == ["nvlink"]:
@@ -207,14 +206,14 @@ def _format(options: dict[str, str]) -> set[str]:
 
 def _query(node: NodeSnapshot, gpus: list[SimulatedGpu], options: dict[str, str]) -> int:
     if "xml" in options:
-        return _print(smi_xml.document(node, gpus))
+        return _print(smi_report.xml_document(node, gpus))
     sections = None
     if "display" in options:
         sections = [word.strip().upper() for word in options["display"].split(",")]
-        unknown = [word for word in sections if word not in smi_text.SECTIONS]
+        unknown = [word for word in sections if word not in smi_report.SECTIONS]
         if unknown:
             raise SmiError(INVALID, f'Display type "{unknown[0]}" is not a valid display type.\n\n')
-    return _print(smi_text.document(node, gpus, sections))
+    return _print(smi_report.text_document(node, gpus, sections))
 
 
 def _version(node: NodeSnapshot) -> str:
@@ -238,9 +237,9 @@ def _version(node: NodeSnapshot) -> str:
 
 def _topo(node: NodeSnapshot, argv: list[str]) -> int:
     if argv in (["-m"], ["--matrix"]):
-        return _print(smi_topo.matrix(node))
+        return _print(smi_links.matrix(node))
     if argv in (["-p2p", "r"], ["--p2pstatus", "r"]):
-        return _print(smi_topo.peers(node))
+        return _print(smi_links.peers(node))
     raise invalid("topo")
 
 
@@ -266,8 +265,8 @@ def _without_id(argv: list[str]) -> tuple[str | None, list[str]]:
 def _nvlink(node: NodeSnapshot, argv: list[str]) -> int:
     which, argv = _without_id(argv)
     listings = {
-        "-s": smi_nvlink.status, "--status": smi_nvlink.status, "-e": smi_nvlink.errors,
-        "--errorcounters": smi_nvlink.errors,
+        "-s": smi_links.status, "--status": smi_links.status, "-e": smi_links.errors,
+        "--errorcounters": smi_links.errors,
     }  # fmt: skip
     if len(argv) != 1 or argv[0] not in listings:
         raise invalid("nvlink")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 from . import smi_mig
-from .node import NodeSnapshot, SimulatedGpu
+from .node import NodeSnapshot, SimulatedGpu, numbers
 from .readings import ecc_counts, memory, power_w, temperature_c
 from .values import LOST
-from .versions import numbers
 
 NEWER_PROCESS_COLUMNS = 570
 RULE_WITH_CORNER = 575

@@ -14,10 +14,10 @@ import pytest
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.lab.hardware import describe, names
-from gpunode.lab.simulator import devices, faults, kernel, kmsg, modprobe, modules, pci, persistenced, state
-from gpunode.lab.simulator.config_space import config_space
+from gpunode.lab.simulator import devices, faults, kernel, modprobe, modules, pci, persistenced, state
 from gpunode.lab.simulator.modules import ModuleError
 from gpunode.lab.simulator.node import NodeSnapshot
+from gpunode.lab.simulator.pci import config_space
 from gpunode.lab.simulator.state import FaultError
 
 KERNEL = "6.1.0-56-cloud-amd64"
@@ -162,7 +162,7 @@ def use(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
     monkeypatch.setattr(state, "ROOT", folder)
     monkeypatch.setattr(devices, "make", lambda *_: None)  # mknod needs root
     state.write(folder / "etc/gpunode/lab-hardware.json", describe(name, "lab/node"))
-    kmsg.begin(KERNEL, name)
+    kernel.begin_log(KERNEL, name)
     with state.change() as (_, running):
         running["kernel"] = KERNEL
     pci.write(state.hardware())
@@ -466,7 +466,7 @@ def test_a_second_library_wins_until_it_is_healed(root: Path, monkeypatch: pytes
     folder = root / "usr/lib/x86_64-linux-gnu"
     folder.mkdir(parents=True)
     (folder / "libnvidia-ml.so.580.95.05").write_bytes(b"x")
-    monkeypatch.setattr("gpunode.lab.simulator.replaced._run", lambda *_: None)
+    monkeypatch.setattr("gpunode.lab.simulator.effects._run", lambda *_: None)
     faults.begin("library-mismatch", None, {})
     assert (folder / "libnvidia-ml.so.580.95.06").exists()
     faults.heal(None, None)

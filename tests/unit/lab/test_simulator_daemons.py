@@ -17,7 +17,8 @@ from simulated import write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
 from gpunode.facts.parsers.kinds import parsed
-from gpunode.lab.simulator import fabric_manager, state
+from gpunode.lab.simulator import fabric_daemons, state
+from gpunode.lab.simulator.entry_points import TOOLS
 from gpunode.lab.simulator.node import NodeSnapshot
 
 LIMIT_S = 30
@@ -32,9 +33,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", DRIVER)
     monkeypatch.setenv("GPUNODE_LAB_ROOT", str(tmp_path))
 
-    def run(module: str, *words: str, version: str = DRIVER) -> "subprocess.CompletedProcess[str]":
+    def run(tool: str, *words: str, version: str = DRIVER) -> "subprocess.CompletedProcess[str]":
         monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", version)
-        program = import_module(f"gpunode.lab.simulator.{module}").main
+        module, _, function = TOOLS[tool].partition(":")
+        program = getattr(import_module(f"gpunode.lab.simulator.{module}"), function or "main")
         out, err = tmp_path / "out", tmp_path / "err"
         for stream in (out, err):
             stream.write_text("", encoding="utf-8")
@@ -58,11 +60,11 @@ def end(pid: int) -> None:
 
 def test_persistenced_keeps_persistence_mode_while_it_runs(node: SimulatedNode, run: Run) -> None:  # noqa: F811
     node.lay("l40s-4")
-    assert run("persistenced", "--user", "root", "--verbose").returncode == 0
+    assert run("nvidia-persistenced", "--user", "root", "--verbose").returncode == 0
     pid = int((node.root / "var/run/nvidia-persistenced/nvidia-persistenced.pid").read_text(encoding="ascii"))
     assert state.running()["persistenced"] == pid
     assert node.cells("persistence_mode", 3) == ["Enabled"]
-    assert run("persistenced", "--user", "root").returncode == 1
+    assert run("nvidia-persistenced", "--user", "root").returncode == 1
     end(pid)
     assert node.cells("persistence_mode", 3) == ["Disabled"]
     assert not (node.root / "var/run/nvidia-persistenced/nvidia-persistenced.pid").exists()
@@ -70,9 +72,9 @@ def test_persistenced_keeps_persistence_mode_while_it_runs(node: SimulatedNode, 
 
 def test_persistenced_without_a_module_or_its_user(node: SimulatedNode, run: Run) -> None:  # noqa: F811
     node.lay("l40s-4")
-    assert "Failed to find user ID" in run("persistenced", "--user", "nobody-of-that-name").stderr
+    assert "Failed to find user ID" in run("nvidia-persistenced", "--user", "nobody-of-that-name").stderr
     node.running(module=None)
-    answer = run("persistenced", "--user", "root")
+    answer = run("nvidia-persistenced", "--user", "root")
     assert answer.returncode == 1
     assert "Failed to query NVIDIA devices" in answer.stderr
 
@@ -85,7 +87,7 @@ def test_fabric_manager_completes_the_fabric(node: SimulatedNode, run: Run) -> N
     config.write_text(CONFIG, encoding="utf-8")
     assert node.cells("fabric.state") == ["In Progress"]
     assert "NS" in node.ask("topo", "-p2p", "r").splitlines()[1]
-    answer = run("fabric_manager", "-c", "/usr/share/nvidia/nvswitch/fabricmanager.cfg", "-p", "/run/fm.pid")
+    answer = run("nv-fabricmanager", "-c", "/usr/share/nvidia/nvswitch/fabricmanager.cfg", "-p", "/run/fm.pid")
     assert answer.returncode == 0, answer.stderr
     assert node.cells("fabric.state,fabric.status") == ["Completed", "Success"]
     assert "NS" not in node.ask("topo", "-p2p", "r").splitlines()[1]
@@ -120,7 +122,7 @@ def test_fabric_manager_refuses(
 ) -> None:
     node.lay(hardware)
     node.running(**running)
-    refusal = fabric_manager.refusal(NodeSnapshot(), release)
+    refusal = fabric_daemons.refusal(NodeSnapshot(), release)
     assert refusal is None if words is None else words in (refusal or "")
 
 
@@ -128,13 +130,13 @@ def test_a_refusal_is_exit_code_1_and_in_the_log(node: SimulatedNode, run: Run) 
     node.lay("hgx-h100-8", fabric=False)
     config = node.root / "fm.cfg"
     config.write_text(CONFIG, encoding="utf-8")
-    answer = run("fabric_manager", "-c", "/fm.cfg", version="580.178.04")
+    answer = run("nv-fabricmanager", "-c", "/fm.cfg", version="580.178.04")
     assert answer.returncode == 1
     assert "don't match with driver version" in answer.stderr
     assert "don't match" in (node.root / "var/log/fabricmanager.log").read_text(encoding="utf-8")
     assert node.cells("fabric.state") == ["In Progress"]
-    assert run("fabric_manager", "-c", "/nowhere.cfg").returncode == 1
-    assert run("fabric_manager", "--version").stdout == f"Fabric Manager version is : {DRIVER}\n"
+    assert run("nv-fabricmanager", "-c", "/nowhere.cfg").returncode == 1
+    assert run("nv-fabricmanager", "--version").stdout == f"Fabric Manager version is : {DRIVER}\n"
 
 
 def test_the_subnet_manager_needs_its_modules(node: SimulatedNode, run: Run) -> None:  # noqa: F811
@@ -144,14 +146,14 @@ def test_the_subnet_manager_needs_its_modules(node: SimulatedNode, run: Run) -> 
     assert "ib_umad" in answer.stderr
     node.running(modules=["ib_umad", "mlx5_core", "nvidia"])
     assert run("nvlsm", "--guid", "0x0", "--pid_file", "/run/nvlsm.pid", "-B").returncode == 0
-    assert fabric_manager.refusal(NodeSnapshot(), DRIVER) is None
+    assert fabric_daemons.refusal(NodeSnapshot(), DRIVER) is None
     end(state.running()["nvlsm"])
 
 
 def test_dcgmi_asks_the_host_engine(node: SimulatedNode, run: Run) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
     assert run("dcgmi", "discovery", "-l").returncode == 1
-    assert run("host_engine", version="4.4.1").returncode == 0
+    assert run("nv-hostengine", version="4.4.1").returncode == 0
     assert "8 GPUs found." in run("dcgmi", "discovery", "-l").stdout
     node.ask("-pm", "1")
     answer = run("dcgmi", "diag", "-r", "1", "-j", version="4.4.1")
@@ -165,12 +167,12 @@ def test_dcgmi_asks_the_host_engine(node: SimulatedNode, run: Run) -> None:  # n
     assert [gpu["gpu"] for gpu in diagnosis["tests"][0]["gpus"] if gpu["status"] == "fail"] == [3]
     assert run("dcgmi", "diag", "-r", "3", "-j").returncode == 1
     assert run("dcgmi", "diag", "-r", "1").returncode == 1
-    assert run("host_engine", "-t").returncode == 0
+    assert run("nv-hostengine", "-t").returncode == 0
 
 
 def test_imex_needs_the_drivers_version(node: SimulatedNode, run: Run) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
     write(node.root, "etc/nvidia-imex/config.cfg", "")
-    answer = run("imex", "-c", "/etc/nvidia-imex/config.cfg", version="570.211.01")
+    answer = run("nvidia-imex", "-c", "/etc/nvidia-imex/config.cfg", version="570.211.01")
     assert answer.returncode == 1
     assert "570.211.01" in answer.stderr

@@ -13,8 +13,8 @@ import yaml
 from simulated import output_of, write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
-from gpunode.lab.simulator import cdi, cdi_hook, container_cli, container_runtime, ctk, ctk_config
-from gpunode.lab.simulator.entry_points import entry_points, script
+from gpunode.lab.simulator import cdi, container_cli, container_runtime, ctk
+from gpunode.lab.simulator.entry_points import TOOLS, script
 
 
 def ask(*words: str) -> str:
@@ -109,7 +109,7 @@ class TestRuntimeConfiguration:
 
 def test_toml_comes_back_as_it_was() -> None:
     document = {"a": 1, "b": [1, "x"], "c": {"d-e": True, "f.g": {"h": 'quote " and \\'}}}
-    assert tomllib.loads(ctk_config.toml(document)) == document
+    assert tomllib.loads(ctk.toml(document)) == document
 
 
 class TestSpecification:
@@ -184,17 +184,17 @@ class TestHook:
         return root
 
     def test_links_are_made_in_the_container(self, rootfs: Path) -> None:
-        assert cdi_hook.main(["create-symlinks", "--link", "libcuda.so.1::/usr/lib/libcuda.so"]) == 0
+        assert container_cli.cdi_hook(["create-symlinks", "--link", "libcuda.so.1::/usr/lib/libcuda.so"]) == 0
         assert (rootfs / "usr/lib/libcuda.so").readlink() == Path("libcuda.so.1")
 
     def test_a_link_out_of_the_container_is_refused(self, rootfs: Path, tmp_path: Path) -> None:
         (rootfs / "usr").symlink_to(tmp_path)
-        assert cdi_hook.main(["create-symlinks", "--link", "x::/usr/evil"]) == 1
+        assert container_cli.cdi_hook(["create-symlinks", "--link", "x::/usr/evil"]) == 1
         assert not (tmp_path / "evil").is_symlink()
 
     def test_no_state_is_a_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
-        assert cdi_hook.main(["create-symlinks", "--link", "x::/y"]) == 1
+        assert container_cli.cdi_hook(["create-symlinks", "--link", "x::/y"]) == 1
 
 
 class TestRuntime:
@@ -242,7 +242,7 @@ class TestRuntime:
 
 
 def test_every_tool_has_its_function_and_a_script_that_compiles() -> None:
-    for tool, target in entry_points().items():
+    for tool, target in TOOLS.items():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(f"gpunode.lab.simulator.{module}"), function or "main")), tool
         compile(script(tool), tool, "exec")

@@ -1,12 +1,81 @@
-"""``nvidia-smi topo -m`` and ``-p2p r``."""
+"""Links of the GPUs: ``nvidia-smi nvlink --status`` and ``-e``, ``topo -m`` and ``-p2p r``, ``dmon -s t``."""
 
 from __future__ import annotations
 
 import re
+import sys
+import time
+from collections.abc import Callable
 
 from . import state
 from .node import NodeSnapshot, SimulatedGpu
-from .readings import fabric
+from .readings import fabric, pcie_mb_per_s
+
+COUNTERS = ("Replay Errors", "Recovery Errors", "CRC Errors")
+COUNTERS_OF_NVLINK_5 = (
+    ("Tx packets", "0"),
+    ("Tx bytes", "0"),
+    ("Rx packets", "0"),
+    ("Rx bytes", "0"),
+    ("Malformed packet Errors", "0"),
+    ("Buffer overrun Errors", "0"),
+    ("Rx Errors", "0"),
+    ("Rx remote Errors", "0"),
+    ("Rx General Errors", "0"),
+    ("Local link integrity Errors", "0"),
+    ("Tx discards", "0"),
+    ("Link recovery successful events", "0"),
+    ("Link recovery failed events", "0"),
+    ("Total link recovery events", "0"),
+    ("Effective Errors", "0"),
+    ("Effective BER", "15e-255"),
+    ("Symbol Errors", "0"),
+    ("Symbol BER", "15e-255"),
+)
+IN_MIG = "Nvlink queries are not supported for Devices in MIG mode"
+NONE = "Device does not have or support Nvlink"
+ALL_INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive"
+
+
+def status(gpus: list[SimulatedGpu]) -> str:
+    """Return the output of ``nvlink --status``: the speed of each link, or that it is inactive."""
+    return _listing(gpus, _status)
+
+
+def errors(gpus: list[SimulatedGpu]) -> str:
+    """Return the output of ``nvlink -e``: error counters."""
+    return _listing(gpus, _errors)
+
+
+def _listing(gpus: list[SimulatedGpu], of_link: Callable[[SimulatedGpu, int], list[str]]) -> str:
+    lines = []
+    for gpu in gpus:
+        if gpu.lost:
+            lines.append(f"Unable to determine the device handle for GPU {gpu.sysfs_id}: GPU is lost")
+            continue
+        lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
+        if gpu.mig:
+            lines.append(IN_MIG)
+        elif not gpu.links:
+            lines.append(NONE)
+        elif all(gpu.link_is_down(link) for link in range(gpu.links)):
+            lines.append(ALL_INACTIVE)
+        else:
+            for link in range(gpu.links):
+                lines += [f"\t {line}" for line in of_link(gpu, link)]
+    return "\n".join(lines) + "\n"
+
+
+def _status(gpu: SimulatedGpu, link: int) -> list[str]:
+    speed = f"{float(gpu.get('nvlink_speed_gb_per_s', 25)):.3f}".rstrip("0").rstrip(".")
+    return [f"Link {link}: " + ("<inactive>" if gpu.link_is_down(link) else f"{speed} GB/s")]
+
+
+def _errors(gpu: SimulatedGpu, link: int) -> list[str]:
+    if gpu.is_since("blackwell"):
+        return [f"Link {link}: {name}: {value}" for name, value in COUNTERS_OF_NVLINK_5]
+    return [f"Link {link}: {name}: 0" for name in COUNTERS]
+
 
 LEGEND = """
 Legend:
@@ -110,3 +179,31 @@ def _peer(gpu: SimulatedGpu, other: SimulatedGpu, how: str) -> str:
     if how == "SYS":
         return "CNS" if not gpu.get("peer_access", True) else "OK"
     return "OK" if gpu.get("peer_access", True) else "NS"
+
+
+HEADER = "# gpu  rxpci  txpci \n# Idx   MB/s   MB/s \n"
+
+
+class UnsimulatedError(ValueError):
+    """Arguments that the simulator does not support."""
+
+
+def run(argv: list[str], look: Callable[[], NodeSnapshot]) -> int:
+    """Print rows until ended, or ``-c`` times; return the exit code."""
+    options = dict(zip(argv[::2], argv[1::2]))
+    numbers = {key: value for key, value in options.items() if key != "-s"}
+    known = set(options) <= {"-s", "-d", "-c"} and options.get("-s") == "t" and len(argv) % 2 == 0
+    if not known or not all(value.isdigit() for value in numbers.values()):
+        raise UnsimulatedError
+    left = int(options["-c"]) if "-c" in options else None
+    sys.stdout.write(HEADER)
+    while left is None or left > 0:
+        for gpu in look().gpus:
+            received, sent = pcie_mb_per_s(gpu)
+            shown = ("-", "-") if gpu.lost else (str(received), str(sent))
+            sys.stdout.write(f"{gpu.index:5d}  {shown[0]:>5}  {shown[1]:>5} \n")
+        sys.stdout.flush()
+        left = left - 1 if left is not None else None
+        if left != 0:
+            time.sleep(int(options.get("-d", "1")))
+    return 0

@@ -1,12 +1,13 @@
-"""``dcgmi``: discovery, and the JSON of the level 1 diagnosis, in DCGM 4's format."""
+"""DCGM 4: ``dcgmi`` with its discovery and the JSON of the level 1 diagnosis, and its daemon ``nv-hostengine``."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
-from . import daemon
+from . import daemon, state
 from .node import NodeSnapshot, SimulatedGpu, package_release
 from .readings import ecc_counts, remapped
 
@@ -17,7 +18,7 @@ NO_ENGINE = (
 FAILED, FAILED_DIAGNOSIS = 1, 226
 
 
-def main(argv: list[str]) -> int:
+def dcgmi(argv: list[str]) -> int:
     """Run dcgmi with these arguments; return its exit code."""
     if argv[:1] in (["-v"], ["--version"]):
         return _print(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
@@ -106,3 +107,44 @@ def _problems(gpu: SimulatedGpu) -> list[str]:
     if remapped(gpu)["failure"]:
         problems.append(f"GPU {gpu.index} had uncorrectable row remapping failures. Run a field diagnostic on the GPU.")
     return problems
+
+
+PID_FILE = "/var/run/nvhostengine.pid"
+
+
+def host_engine(argv: list[str]) -> int:
+    """Start, stop or print the version of the host engine; return its exit code."""
+    if "--version" in argv or "-v" in argv:
+        sys.stdout.write(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
+        return 0
+    if "-t" in argv or "--term" in argv:
+        return _terminate()
+    background = not {"-n", "--no-daemon"}.intersection(argv)
+    if daemon.is_running(NodeSnapshot().running.get("host_engine")):
+        sys.stderr.write("Host engine already running.\n")
+        return 1
+    file = argv[argv.index("--pid") + 1] if "--pid" in argv[:-1] else PID_FILE
+
+    def start() -> None:
+        _set(os.getpid())
+
+    def stop() -> None:
+        _set(None)
+
+    sys.stdout.write("Started host engine version " + (package_release() or "unknown") + " using port number: 5555 \n")
+    return (daemon.fork if background else daemon.foreground)(state.path(file), start, stop)
+
+
+def _terminate() -> int:
+    pid = NodeSnapshot().running.get("host_engine")
+    if not isinstance(pid, int) or not daemon.is_running(pid):
+        sys.stderr.write("Unable to terminate host engine, it may not be running.\n")
+        return 1
+    os.kill(pid, 15)
+    sys.stdout.write("Host engine successfully terminated.\n")
+    return 0
+
+
+def _set(pid: int | None) -> None:
+    with state.change() as (_, running):
+        running["host_engine"] = pid
