@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from machine_shapes import Document, Machine, answer
 
-from gpunode.lab.simulator import devices
+from gpunode.lab.simulator import kernel
 
 SETTINGS, SETTINGS_REPORT = "/etc/gpunode/gpu-settings.json", "/run/gpunode/gpu-settings.json"
 MODULES = {"nvidia", "nvidia_uvm"}
@@ -53,7 +53,7 @@ def driver_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
 
 def device_files(machine: Machine) -> list[tuple[str, int, int, int]]:
     """Return path, major and minor number, and mode of the GPUs' device files."""
-    return [file for file in devices.nodes(machine.hardware, MODULES) if file[0].count("/") == 2]
+    return [file for file in kernel.device_files(machine.hardware, MODULES) if file[0].count("/") == 2]
 
 
 def driver_commands(machine: Machine) -> dict[str, Document]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from machine_shapes import PCI, Document, Machine, answer
 
-from gpunode.lab.simulator import devices
+from gpunode.lab.simulator import kernel
 
 NVME_SLOT = "0000:f1:00.0"
 
@@ -30,7 +30,7 @@ RULES = "0:\tfrom all lookup local\n32766:\tfrom all lookup main\n32767:\tfrom a
 
 
 def pci_commands(machine: Machine) -> dict[str, Document]:
-    files = sorted(path for path, *_ in devices.of_adapters(machine.hardware))
+    files = sorted(path for path, *_ in kernel.adapter_files(machine.hardware))
     commands = {
         "rdma-nodes": answer(
             "".join(f"{path}\tcharacter\n" for path in files), argv=("(probe)", "look at /dev/infiniband")

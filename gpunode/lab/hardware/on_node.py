@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from gpunode.lab.archive import Entry
-from gpunode.lab.simulator import boot, devices
+from gpunode.lab.simulator import boot, kernel
 from gpunode.lab.simulator.entry_points import TOOLS, script
 
 _LIB = "usr/lib/gpunode-lab"
@@ -17,7 +17,7 @@ BOOT = f"/{_LIB}/bin/boot"
 BOOT_REPORT = boot.REPORT
 """Empty on a node where BOOT succeeded, else the reason why it failed."""
 
-DEVICE_RULES = tuple(f"c {number}:* rwm" for number in dict.fromkeys(devices.NUMBERS.values()))
+DEVICE_RULES = tuple(f"c {number}:* rwm" for number in dict.fromkeys(kernel.DEVICE_NUMBERS.values()))
 """Device files that a node may pass on to containers of its own."""
 
 _DMESG = """\

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import devices, faults, kernel, modprobe, modules, nics, pci, smi_mig, state
+from . import faults, kernel, modprobe, modules, nics, pci, smi_mig, state
 from .node import NodeSnapshot
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -231,7 +231,7 @@ def _proc() -> None:
         bind(modules.LIST, "/proc/modules")
     numbers = Path("/run/gpunode-lab/proc/devices")
     text = Path("/proc/devices").read_text(encoding="ascii")
-    lines = "".join(f"{number:3d} {name}\n" for name, number in devices.NUMBERS.items())
+    lines = "".join(f"{number:3d} {name}\n" for name, number in kernel.DEVICE_NUMBERS.items())
     head, block, rest = text.partition("\nBlock devices:")
     state.write_text(numbers, head + lines + block + rest)
     bind(str(numbers), "/proc/devices")

@@ -1,6 +1,6 @@
-"""``nvidia-container-runtime``: adds the GPUs that a container requests to its specification, then runs runc.
-
-``nvidia-container-runtime-hook`` is what Docker calls for ``--gpus`` if its own runtime starts the container.
+"""Programs that a container engine runs while it creates a container: ``nvidia-container-runtime``, which adds the
+GPUs that the container requests to its specification, then runs runc; ``nvidia-container-runtime-hook``, which Docker
+calls for ``--gpus`` if its own runtime starts the container; ``nvidia-container-cli`` and ``nvidia-cdi-hook``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import cdi, container_cli, ctk, state
-from .node import NodeSnapshot
+from . import cdi, ctk, state
+from .node import NodeSnapshot, SimulatedGpu, package_release
 
 RUNTIMES = ("runc", "crun")
 ASKED = "NVIDIA_VISIBLE_DEVICES"
@@ -158,13 +160,210 @@ def hook(argv: list[str]) -> int:
         if gpus is None:
             return 0
         root = Path(str(config["root"]["path"]))
-        container_cli.configure(int(container_state["pid"]), root if root.is_absolute() else bundle / root, gpus)
+        configure(int(container_state["pid"]), root if root.is_absolute() else bundle / root, gpus)
     except cdi.CdiError as err:
-        sys.stderr.write(
-            f"nvidia-container-cli: initialization error: nvml error: {container_cli.words_of(str(err))}\n"
-        )
+        sys.stderr.write(f"nvidia-container-cli: initialization error: nvml error: {words_of(str(err))}\n")
         return 1
-    except (container_cli.CliError, OSError, ValueError, KeyError) as err:
+    except (CliError, OSError, ValueError, KeyError) as err:
         sys.stderr.write(f"nvidia-container-cli: {err}\n")
         return 1
     return 0
+
+
+LIMIT_S = 120
+MOUNT_S = 20
+INTO = "configure-mounted"
+
+
+class CliError(Exception):
+    """nvidia-container-cli fails with this message."""
+
+
+def container_cli(argv: list[str]) -> int:
+    """Run nvidia-container-cli, which lists what a container needs or adds it; return its exit code."""
+    words = [word for word in argv if word not in ("-k", "--load-kmods") and not word.startswith(("-d", "--debug"))]
+    if words[:1] in (["-V"], ["--version"]):
+        sys.stdout.write(
+            f"cli-version: {package_release() or 'unknown'}\nlib-version: {package_release() or 'unknown'}\n"
+        )
+        return 0
+    command, rest = (words[0], words[1:]) if words else ("", [])
+    try:
+        if command == "info":
+            sys.stdout.write(info())
+        elif command == INTO:
+            into(Path(rest[0]), rest[1:])
+        else:
+            sys.stderr.write(f"nvidia-container-cli: unrecognized command '{command}'\n")
+            return 1
+    except cdi.CdiError as err:
+        sys.stderr.write(f"nvidia-container-cli: initialization error: nvml error: {words_of(str(err))}\n")
+        return 1
+    except (CliError, HookError, OSError, subprocess.SubprocessError) as err:
+        sys.stderr.write(f"nvidia-container-cli: {err}\n")
+        return 1
+    return 0
+
+
+def words_of(reason: str) -> str:
+    known = {
+        "ERROR_DRIVER_NOT_LOADED": "driver not loaded",
+        "ERROR_LIB_RM_VERSION_MISMATCH": "driver/library version mismatch",
+        "ERROR_LIBRARY_NOT_FOUND": "library not found",
+    }
+    return next((text for name, text in known.items() if name in reason), reason)
+
+
+def info() -> str:
+    """Return the output of ``info``: driver and GPUs."""
+    node, release = cdi.usable()
+    lines = [("NVRM version", release), ("CUDA version", node.cuda)]
+    text = "".join(f"{name + ':':<16}{value}\n" for name, value in lines)
+    for gpu in node.gpus:
+        brand = "Tesla" if gpu.name.startswith("Tesla") else "Nvidia"
+        about = (
+            ("Device Index", str(gpu.index)), ("Device Minor", str(gpu.minor)), ("Model", gpu.name), ("Brand", brand),
+            ("GPU UUID", gpu.uuid), ("Bus Location", gpu.bus_id.lower()),
+            ("Architecture", str(gpu.get("compute_capability", ""))),
+        )  # fmt: skip
+        text += "\n" + "".join(f"{name + ':':<16}{value}\n" for name, value in about)
+    return text
+
+
+def configure(pid: int, root: Path, gpus: list[SimulatedGpu]) -> None:
+    """Mount the driver's files and create the device files in the mount namespace of that process."""
+    names = [path for gpu in gpus for path in cdi.device_files(gpu.minor)]
+    program = "/usr/lib/gpunode-lab/bin/nvidia-container-cli"
+    done = subprocess.run(
+        ["nsenter", "--target", str(pid), "--mount", "--", program, INTO, str(root), *names],
+        check=False, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise CliError(done.stdout.decode(errors="replace").strip())
+
+
+def into(root: Path, devices: list[str]) -> None:
+    """Add, inside the namespace, bind mounts, device files, links and the linker's cache."""
+    release = cdi.usable()[1]
+    for path in cdi.mounts(release):
+        _bind(Path(path), inside(root, path))
+    for path in (*cdi.control_devices(), *devices):
+        about = Path(path).stat()
+        target = inside(root, path)
+        if not target.exists():
+            os.mknod(target, stat.S_IFCHR | 0o666, about.st_rdev)
+            target.chmod(0o666)
+    libraries = cdi.libraries(release)
+    for target_name, link in cdi.links(libraries):
+        make_link(root, target_name, link)
+    update_ldcache(root, sorted({path.rpartition("/")[0] for path in libraries}))
+
+
+def _bind(source: Path, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    elif not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    for words in (["--rbind"], ["-o", "remount,bind,ro"]):
+        done = subprocess.run(
+            ["mount", *words, str(source), str(target)] if words[0] == "--rbind" else ["mount", *words, str(target)],
+            check=False, timeout=MOUNT_S, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise CliError(f"mount error: {done.stderr.decode(errors='replace').strip()}")
+
+
+LDCONFIG_S = 60
+
+
+class HookError(Exception):
+    """The hook failed; the container does not start."""
+
+
+def cdi_hook(argv: list[str]) -> int:
+    """Run one hook of a CDI specification; return its exit code.
+
+    Called by the OCI runtime with the container's state on stdin; works on the root folder that the bundle names.
+    """
+    words = [word for word in argv if word not in ("--debug", "--quiet")]
+    if words[:1] in (["--version"], ["-v"]):
+        sys.stdout.write(f"NVIDIA CDI Hook version {package_release() or 'unknown'}\ncommit: gpunode-lab\n")
+        return 0
+    hooks: dict[str, Callable[[Path, list[str]], None]] = {
+        "create-symlinks": _create_symlinks,
+        "update-ldcache": _update_ldcache,
+        "chmod": lambda _root, _words: None,
+        "enable-cuda-compat": lambda _root, _words: None,
+        "disable-device-node-modification": lambda _root, _words: None,
+    }
+    if not words or words[0] not in hooks:
+        sys.stderr.write(f"No help topic for '{' '.join(words)}'\n")
+        return 1
+    try:
+        hooks[words[0]](container_root(), words[1:])
+    except (HookError, OSError, subprocess.SubprocessError) as err:
+        sys.stderr.write(f"nvidia-cdi-hook {words[0]}: {err}\n")
+        return 1
+    return 0
+
+
+def container_root() -> Path:
+    """Return the container's root folder, from the state on stdin. Raises HookError."""
+    try:
+        bundle = Path(json.loads(sys.stdin.read())["bundle"])
+        config: dict[str, Any] = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
+        root = Path(str(config["root"]["path"]))
+    except (ValueError, KeyError, TypeError, OSError) as err:
+        raise HookError(f"failed to determine container root: {err}") from None
+    return root if root.is_absolute() else bundle / root
+
+
+def values_of(words: list[str], option: str) -> list[str]:
+    """Return the values of an option that may be given several times."""
+    values = [words[index + 1] for index, word in enumerate(words[:-1]) if word == option]
+    return values + [word.partition("=")[2] for word in words if word.startswith(option + "=")]
+
+
+def inside(root: Path, path: str) -> Path:
+    """Return a path of the container below its root; raise HookError if a link leads outside."""
+    target = root / path.lstrip("/")
+    parent = target.parent.resolve()
+    if root.resolve() not in (parent, *parent.parents):
+        raise HookError(f"{path} leads out of the container")
+    return target
+
+
+def _create_symlinks(root: Path, words: list[str]) -> None:
+    for pair in values_of(words, "--link"):
+        target, _, link = pair.partition("::")
+        make_link(root, target, link)
+
+
+def make_link(root: Path, target: str, link: str) -> None:
+    """Create a symbolic link in the container; an existing one stays."""
+    path = inside(root, link)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_symlink() and not path.exists():
+        path.symlink_to(target)
+
+
+def _update_ldcache(root: Path, words: list[str]) -> None:
+    update_ldcache(root, values_of(words, "--folder"))
+
+
+def update_ldcache(root: Path, folders: list[str]) -> None:
+    """Add the driver's libraries to the container's linker cache; an image without a linker cache needs none."""
+    if not (root / "etc").is_dir():
+        return
+    if folders and (root / "etc/ld.so.conf.d").is_dir():
+        text = "".join(folder + "\n" for folder in folders)
+        inside(root, "/etc/ld.so.conf.d/00-nvcr-gpunode-lab.conf").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["ldconfig", "-r", str(root), "-C", "/etc/ld.so.cache", *folders],
+        check=False, timeout=LDCONFIG_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )  # fmt: skip
+    if done.returncode:
+        raise HookError(f"error updating ldcache: {done.stderr.decode(errors='replace').strip()}")

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from . import daemon, state
+from . import daemons, state
 from .node import NodeSnapshot, SimulatedGpu, package_release
 from .readings import ecc_counts, remapped
 
@@ -23,7 +23,7 @@ def dcgmi(argv: list[str]) -> int:
     if argv[:1] in (["-v"], ["--version"]):
         return _print(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
     node = NodeSnapshot()
-    if not daemon.is_running(node.running.get("host_engine")):
+    if not daemons.is_running(node.running.get("host_engine")):
         sys.stdout.write(NO_ENGINE)
         return FAILED
     if argv[:2] in (["discovery", "-l"], ["discovery", "--list"]):
@@ -120,7 +120,7 @@ def host_engine(argv: list[str]) -> int:
     if "-t" in argv or "--term" in argv:
         return _terminate()
     background = not {"-n", "--no-daemon"}.intersection(argv)
-    if daemon.is_running(NodeSnapshot().running.get("host_engine")):
+    if daemons.is_running(NodeSnapshot().running.get("host_engine")):
         sys.stderr.write("Host engine already running.\n")
         return 1
     file = argv[argv.index("--pid") + 1] if "--pid" in argv[:-1] else PID_FILE
@@ -132,12 +132,12 @@ def host_engine(argv: list[str]) -> int:
         _set(None)
 
     sys.stdout.write("Started host engine version " + (package_release() or "unknown") + " using port number: 5555 \n")
-    return (daemon.fork if background else daemon.foreground)(state.path(file), start, stop)
+    return (daemons.fork if background else daemons.foreground)(state.path(file), start, stop)
 
 
 def _terminate() -> int:
     pid = NodeSnapshot().running.get("host_engine")
-    if not isinstance(pid, int) or not daemon.is_running(pid):
+    if not isinstance(pid, int) or not daemons.is_running(pid):
         sys.stderr.write("Unable to terminate host engine, it may not be running.\n")
         return 1
     os.kill(pid, 15)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import devices, state
+from . import kernel, state
 from .state import FaultError
 
 START_LIMIT_S = 5.0
@@ -57,7 +57,7 @@ def _hold(index: int, user: pwd.struct_passwd, descriptor: int) -> None:
     os.setgid(user.pw_gid)
     os.setuid(user.pw_uid)
     held = [f"/dev/nvidia{index}", "/dev/nvidiactl", "/dev/nvidia-uvm"]
-    descriptors = [devices.hold(name) for name in held if state.path(name).exists()]
+    descriptors = [kernel.hold_device(name) for name in held if state.path(name).exists()]
     os.chdir("/")
     # A program of its own, so that its name and command line are a job's and not this tool's.
     for number in descriptors:
@@ -68,11 +68,11 @@ def _hold(index: int, user: pwd.struct_passwd, descriptor: int) -> None:
 def release_gpu(fault: dict[str, Any]) -> None:
     """End the process."""
     pid = fault["pid"]
-    if any(name.startswith("/dev/nvidia") for name in devices.holders().get(pid, [])):
+    if any(name.startswith("/dev/nvidia") for name in kernel.device_holders().get(pid, [])):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + START_LIMIT_S
-        while pid in devices.holders() and time.monotonic() < deadline:
+        while pid in kernel.device_holders() and time.monotonic() < deadline:
             time.sleep(0.05)
     with state.change() as (_, running):
         running["processes"] = [entry for entry in running.get("processes", []) if entry["pid"] != pid]

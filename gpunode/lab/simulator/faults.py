@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import daemon, effects, fabric_daemons, kernel, modules, pci, state
+from . import daemons, effects, kernel, modules, pci, state
 from .readings import THROTTLES
 from .state import FaultError
 
@@ -142,8 +142,8 @@ def _load(fault: Fault) -> None:
 def _join_fabric(_: Fault) -> None:
     """Complete the fabric setup if a fabric manager was started in the meantime and runs."""
     with state.change() as (_, running):
-        if running.get("fabric") and daemon.is_running(running.get("fabric_manager")):
-            running["fabric"] = dict(fabric_daemons.COMPLETED)
+        if running.get("fabric") and daemons.is_running(running.get("fabric_manager")):
+            running["fabric"] = dict(daemons.COMPLETED)
 
 
 def _entry_only(fault: Fault) -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import devices, kernel, pci, state
+from . import kernel, pci, state
 
 KMOD_LIMIT_S = 60
 LIST = "/run/gpunode-lab/proc-modules"
@@ -280,7 +280,7 @@ def uses(name: str) -> int:
     """Return the number of a module's users other than modules: processes with its files open, GPUs in persistence
     mode.
     """
-    held = [file for files in devices.holders().values() for file in files]
+    held = [file for files in kernel.device_holders().values() for file in files]
     if name == "nvidia_uvm":
         return sum(file.startswith("/dev/nvidia-uvm") for file in held)
     if name == "nvidia_modeset":
@@ -338,7 +338,7 @@ def publish() -> None:
     overwrite(file, "".join(lines).encode("ascii"))
     hardware, bound = _hardware(), state.running().get("gpus", {})
     gpus = [gpu for gpu in hardware["gpus"] if str(gpu["index"]) in bound]
-    devices.make({**hardware, "gpus": gpus}, set(loaded()))
+    kernel.make_devices({**hardware, "gpus": gpus}, set(loaded()))
 
 
 def steps(arguments: list[str]) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:

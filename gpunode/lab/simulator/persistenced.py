@@ -6,7 +6,7 @@ import os
 import pwd
 import sys
 
-from . import daemon, smi_settings, state
+from . import daemons, smi_settings, state
 from .node import NodeSnapshot, package_release
 
 TOOL = "nvidia-persistenced"
@@ -49,15 +49,15 @@ def _is_user(name: str) -> bool:
 
 
 def _failed(why: str) -> int:
-    daemon.report(TOOL, why)
-    daemon.report(TOOL, "PID file unlocked.")
+    daemons.report(TOOL, why)
+    daemons.report(TOOL, "PID file unlocked.")
     sys.stderr.write("nvidia-persistenced failed to initialize. Check syslog for more details.\n")
     return 1
 
 
 def _start(persistence: bool) -> int:
     node = NodeSnapshot()
-    if daemon.is_running(node.running.get("persistenced")):
+    if daemons.is_running(node.running.get("persistenced")):
         return _failed("Failed to lock PID file: Resource temporarily unavailable")
     if node.release is None or not node.gpus:
         return _failed(
@@ -71,7 +71,7 @@ def _start(persistence: bool) -> int:
     def stop() -> None:
         _set(None, False)
 
-    return daemon.fork(state.path(PID_FILE), start, stop)
+    return daemons.fork(state.path(PID_FILE), start, stop)
 
 
 def _set(pid: int | None, persistence: bool) -> None:

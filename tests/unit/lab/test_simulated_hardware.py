@@ -14,7 +14,7 @@ import pytest
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.lab.hardware import describe, names
-from gpunode.lab.simulator import devices, faults, kernel, modprobe, modules, pci, persistenced, state
+from gpunode.lab.simulator import faults, kernel, modprobe, modules, pci, persistenced, state
 from gpunode.lab.simulator.modules import ModuleError
 from gpunode.lab.simulator.node import NodeSnapshot
 from gpunode.lab.simulator.pci import config_space
@@ -160,7 +160,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def use(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
     monkeypatch.setattr(state, "ROOT", folder)
-    monkeypatch.setattr(devices, "make", lambda *_: None)  # mknod needs root
+    monkeypatch.setattr(kernel, "make_devices", lambda *_: None)  # mknod needs root
     state.write(folder / "etc/gpunode/lab-hardware.json", describe(name, "lab/node"))
     kernel.begin_log(KERNEL, name)
     with state.change() as (_, running):
@@ -254,7 +254,7 @@ def test_a_gpu_that_was_lost_before_the_boot_is_none_of_the_drivers(
     root: Path, disk: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    monkeypatch.setattr(devices, "make", lambda hardware, _: made.append(len(hardware["gpus"])))
+    monkeypatch.setattr(kernel, "make_devices", lambda hardware, _: made.append(len(hardware["gpus"])))
     (root / "etc/gpunode/lab-node").touch()
     faults.begin("gpu-lost", "gpu2", {})
     insert(root, "nvidia")

@@ -17,7 +17,7 @@ from simulated import write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
 from gpunode.facts.parsers.kinds import parsed
-from gpunode.lab.simulator import fabric_daemons, state
+from gpunode.lab.simulator import daemons, state
 from gpunode.lab.simulator.entry_points import TOOLS
 from gpunode.lab.simulator.node import NodeSnapshot
 
@@ -122,7 +122,7 @@ def test_fabric_manager_refuses(
 ) -> None:
     node.lay(hardware)
     node.running(**running)
-    refusal = fabric_daemons.refusal(NodeSnapshot(), release)
+    refusal = daemons.refusal(NodeSnapshot(), release)
     assert refusal is None if words is None else words in (refusal or "")
 
 
@@ -146,7 +146,7 @@ def test_the_subnet_manager_needs_its_modules(node: SimulatedNode, run: Run) -> 
     assert "ib_umad" in answer.stderr
     node.running(modules=["ib_umad", "mlx5_core", "nvidia"])
     assert run("nvlsm", "--guid", "0x0", "--pid_file", "/run/nvlsm.pid", "-B").returncode == 0
-    assert fabric_daemons.refusal(NodeSnapshot(), DRIVER) is None
+    assert daemons.refusal(NodeSnapshot(), DRIVER) is None
     end(state.running()["nvlsm"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpunode.checks import Expectation, registry
 from gpunode.facts import facts_from_bundle
 from gpunode.lab.hardware import describe
-from gpunode.lab.simulator import devices, nics, pci, state
+from gpunode.lab.simulator import kernel, nics, pci, state
 from gpunode.onnode.probe import Probe
 from gpunode.probe import Bundle
 
@@ -24,7 +24,7 @@ def test_adapters_have_what_the_checks_look_for(tmp_path: Path, monkeypatch: pyt
     state.write(tmp_path / "etc/gpunode/lab-hardware.json", hardware)
     pci.write(hardware)
     nics.write(hardware)
-    devices.make(hardware, set())
+    kernel.make_devices(hardware, set())
     seen = tmp_path / "run/gpunode-lab"
     (seen / "dev").symlink_to(tmp_path / "dev")
     (seen / "sys/bus/pci").mkdir(parents=True, exist_ok=True)

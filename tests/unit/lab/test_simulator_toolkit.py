@@ -13,7 +13,7 @@ import yaml
 from simulated import output_of, write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
-from gpunode.lab.simulator import cdi, container_cli, container_runtime, ctk
+from gpunode.lab.simulator import cdi, container_runtime, ctk
 from gpunode.lab.simulator.entry_points import TOOLS, script
 
 
@@ -184,17 +184,17 @@ class TestHook:
         return root
 
     def test_links_are_made_in_the_container(self, rootfs: Path) -> None:
-        assert container_cli.cdi_hook(["create-symlinks", "--link", "libcuda.so.1::/usr/lib/libcuda.so"]) == 0
+        assert container_runtime.cdi_hook(["create-symlinks", "--link", "libcuda.so.1::/usr/lib/libcuda.so"]) == 0
         assert (rootfs / "usr/lib/libcuda.so").readlink() == Path("libcuda.so.1")
 
     def test_a_link_out_of_the_container_is_refused(self, rootfs: Path, tmp_path: Path) -> None:
         (rootfs / "usr").symlink_to(tmp_path)
-        assert container_cli.cdi_hook(["create-symlinks", "--link", "x::/usr/evil"]) == 1
+        assert container_runtime.cdi_hook(["create-symlinks", "--link", "x::/usr/evil"]) == 1
         assert not (tmp_path / "evil").is_symlink()
 
     def test_no_state_is_a_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
-        assert container_cli.cdi_hook(["create-symlinks", "--link", "x::/y"]) == 1
+        assert container_runtime.cdi_hook(["create-symlinks", "--link", "x::/y"]) == 1
 
 
 class TestRuntime:
@@ -236,7 +236,7 @@ class TestRuntime:
 
     def test_nvidia_container_cli_lists(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("t4-1")
-        reported = container_cli.info()
+        reported = container_runtime.info()
         assert f"NVRM version:   {DRIVER}" in reported
         assert node.hardware["gpus"][0]["uuid"] in reported
 

@@ -1,13 +1,115 @@
-"""The daemons of an NVLink fabric: ``nv-fabricmanager``, the subnet manager ``nvlsm``, ``nvidia-imex``."""
+"""Simulated daemons: forking to the background, pid files, ending on a signal; and those of an NVLink fabric:
+``nv-fabricmanager``, the subnet manager ``nvlsm``, ``nvidia-imex``.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import syslog
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from . import daemon, state
+from . import state
 from .node import NodeSnapshot, package_release
+
+_DONE = b"1"
+_ENDING = {signal.SIGTERM, signal.SIGINT}
+
+
+def fork(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
+    """Run in the background: ``start``, wait for SIGTERM or SIGINT, ``stop``. Return 0 in the starter once it runs.
+
+    The starter returns when ``start`` has finished and the pid file exists, as systemd's Type=forking requires.
+    """
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    if os.fork():
+        os.close(writer)
+        os.wait()
+        with os.fdopen(reader, "rb") as stream:
+            return 0 if stream.read(1) == _DONE else 1
+    os.close(reader)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    code = 1
+    try:
+        code = _background(pid_file, start, stop, writer)
+    finally:
+        os._exit(code)
+
+
+def _background(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None], writer: int) -> int:
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.chdir("/")
+    start()
+    _hold_signals()
+    write_pid(pid_file)
+    os.write(writer, _DONE)
+    os.close(writer)
+    wait()
+    stop()
+    if pid_file:
+        pid_file.unlink(missing_ok=True)
+    return 0
+
+
+def foreground(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
+    """Run in the foreground: ``start``, wait, ``stop``. Return the exit code."""
+    start()
+    _hold_signals()
+    write_pid(pid_file)
+    wait()
+    stop()
+    if pid_file:
+        pid_file.unlink(missing_ok=True)
+    return 0
+
+
+def write_pid(pid_file: Path | None) -> None:
+    """Write this process's number, in one step."""
+    if pid_file:
+        state.write_text(pid_file, f"{os.getpid()}\n")
+
+
+def wait() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    _hold_signals()
+    signal.sigwait(_ENDING)
+
+
+def _hold_signals() -> None:
+    """Block them until ``wait``: one that comes as soon as the pid is known must not skip ``stop``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
+def is_running(pid: object) -> bool:
+    """Return whether such a process exists."""
+    return isinstance(pid, int) and (state.ROOT / f"proc/{pid}").exists()
+
+
+def log_line(file: Path, text: str) -> None:
+    """Append a line to a daemon's log, with a timestamp in fabric manager's format."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("[%b %d %Y %H:%M:%S]")
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(f"{stamp} {text}\n")
+
+
+def report(tool: str, text: str) -> None:
+    """Print to the terminal, and to the system's log under the tool's name."""
+    sys.stderr.write(text + "\n")
+    if str(state.ROOT) == "/" and not sys.stderr.isatty():
+        return  # stderr goes to the journal
+    if str(state.ROOT) == "/":
+        syslog.openlog(tool, syslog.LOG_PID, syslog.LOG_DAEMON)
+        syslog.syslog(syslog.LOG_ERR, text)
+
 
 FABRIC_MANAGER = "nv-fabricmanager"
 CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
@@ -39,27 +141,27 @@ def _start(options: dict[str, str]) -> int:
     node = NodeSnapshot()
     why = refusal(node, package_release())
     if why:
-        daemon.report(FABRIC_MANAGER, why)
-        daemon.log_line(log, f"[ERROR] [tid {os.getpid()}] {why}")
+        report(FABRIC_MANAGER, why)
+        log_line(log, f"[ERROR] [tid {os.getpid()}] {why}")
         return 1
     pid_file = state.path(options["p"]) if "p" in options else None
 
     def start() -> None:
-        daemon.log_line(log, f"[INFO] [tid {os.getpid()}] Fabric Manager version is : {package_release()}")
+        log_line(log, f"[INFO] [tid {os.getpid()}] Fabric Manager version is : {package_release()}")
         completed = not node.has_fault("fabric-not-completed")
         with state.change() as (_, running):
             running["fabric_manager"] = os.getpid()
             running["fabric"] = dict(COMPLETED) if completed else {"state": "In Progress"}
         if completed:
-            daemon.log_line(log, f"[INFO] [tid {os.getpid()}] {CONFIGURED}")
+            log_line(log, f"[INFO] [tid {os.getpid()}] {CONFIGURED}")
 
     def stop() -> None:
-        daemon.log_line(log, f"[INFO] [tid {os.getpid()}] fabric manager is stopping")
+        log_line(log, f"[INFO] [tid {os.getpid()}] fabric manager is stopping")
         with state.change() as (_, running):
             running["fabric_manager"] = None
 
     sys.stderr.write(f"Connected to 1 node.\n{CONFIGURED}\n")
-    start_it = daemon.foreground if config.get("DAEMONIZE") == "0" else daemon.fork
+    start_it = foreground if config.get("DAEMONIZE") == "0" else fork
     return start_it(pid_file, start, stop)
 
 
@@ -93,7 +195,7 @@ def refusal(node: NodeSnapshot, release: str | None) -> str | None:
 def _sees_switches(node: NodeSnapshot) -> bool:
     """Return whether NVSwitches are on the PCI bus: up to NVLink 4; later ones are behind the subnet manager."""
     if "nvlsm" in node.services:
-        return daemon.is_running(node.running.get("nvlsm"))
+        return is_running(node.running.get("nvlsm"))
     return bool(node.hardware.get("nvswitches"))
 
 
@@ -134,8 +236,8 @@ def nvlsm(argv: list[str]) -> int:
     missing = [name for name in NVLSM_MODULES if name not in loaded]
     if missing or "nvlsm" not in node.services:
         why = f"module {missing[0]} is not loaded" if missing else "no NVLink 5 switch"
-        daemon.report(NVLSM, f"Error from osm_opensm_bind (0x2A): {why}")
-        daemon.report(NVLSM, "Perhaps another instance of NVLSM is already running or the HCA is not there")
+        report(NVLSM, f"Error from osm_opensm_bind (0x2A): {why}")
+        report(NVLSM, "Perhaps another instance of NVLSM is already running or the HCA is not there")
         return 1
 
     def start() -> None:
@@ -145,7 +247,7 @@ def nvlsm(argv: list[str]) -> int:
         _set(None)
 
     pid_file = state.path(options["--pid_file"]) if "--pid_file" in options else None
-    return (daemon.fork if background else daemon.foreground)(pid_file, start, stop)
+    return (fork if background else foreground)(pid_file, start, stop)
 
 
 def _set(pid: int | None) -> None:
@@ -171,19 +273,17 @@ def imex(argv: list[str]) -> int:
     log = state.path(config.get("LOG_FILE_NAME") or "/var/log/nvidia-imex.log")
     why = imex_refusal(NodeSnapshot(), package_release())
     if why:
-        daemon.report(IMEX, why)
-        daemon.log_line(log, f"[ERROR] {why}")
+        report(IMEX, why)
+        log_line(log, f"[ERROR] {why}")
         return 1
 
     def start() -> None:
-        daemon.log_line(log, f"[INFO] IMEX version {package_release()} is running, pid {os.getpid()}")
+        log_line(log, f"[INFO] IMEX version {package_release()} is running, pid {os.getpid()}")
 
     def stop() -> None:
-        daemon.log_line(log, "[INFO] IMEX is stopping")
+        log_line(log, "[INFO] IMEX is stopping")
 
-    return (daemon.foreground if config.get("DAEMONIZE") == "0" else daemon.fork)(
-        state.path(IMEX_PID_FILE), start, stop
-    )
+    return (foreground if config.get("DAEMONIZE") == "0" else fork)(state.path(IMEX_PID_FILE), start, stop)
 
 
 def imex_refusal(node: NodeSnapshot, release: str | None) -> str | None:
