@@ -24,11 +24,9 @@ import wheels
 from docker.errors import APIError, ContainerError, ImageNotFound
 
 from gpunode.errors import GpunodeError, UndeterminedError, UsageError
-from gpunode.lab.bootstrap import debian_tree
-from gpunode.lab.engine import connect, docker_errors, need_space
-from gpunode.lab.lock import locked
-from gpunode.lab.mirror import find_mirror
-from gpunode.lab.recipe import LabSystem, Recipe, architecture
+from gpunode.lab.engine import connect, docker_errors, locked, need_space
+from gpunode.lab.image import debian_tree
+from gpunode.lab.recipe import LabSystem, Recipe, architecture, find_mirror
 from gpunode.lab.workload_image import TORCH_INDEX
 from gpunode.whole import whole_file
 

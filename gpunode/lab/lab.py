@@ -15,16 +15,13 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.engine import cgroup_mount, connect, docker_errors, few_watchers, mtu, refuse_real_driver
+from gpunode.lab.engine import cgroup_mount, connect, docker_errors, few_watchers, locked, mtu, refuse_real_driver
 from gpunode.lab.hardware import LAB_ARCHITECTURE, describe
-from gpunode.lab.hardware.on_node import BOOT_REPORT
+from gpunode.lab.hardware.describe import BOOT_REPORT
 from gpunode.lab.image import ensure_image
-from gpunode.lab.lock import locked
-from gpunode.lab.make import Maker, NewNode, Ports
-from gpunode.lab.mirror import find_mirror
-from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode
+from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode, Maker, NewNode, Ports
 from gpunode.lab.packages.rows import repositories, repository_of
-from gpunode.lab.recipe import Recipe, architecture, system_named
+from gpunode.lab.recipe import Recipe, architecture, find_mirror, system_named
 from gpunode.lab.repositories import VENDOR_LABEL, Vendor, VendorImages
 from gpunode.lab.repositories import find as find_vendor
 from gpunode.lab.repositories import start as start_vendor

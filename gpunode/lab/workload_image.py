@@ -23,13 +23,9 @@ import docker
 from docker.errors import APIError, ImageNotFound
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.archive import Entry, tar_of
-from gpunode.lab.bootstrap import debian_tree
-from gpunode.lab.engine import docker_errors, need_space
-from gpunode.lab.image import IMAGE_LABEL, Progress, build_container
-from gpunode.lab.lock import locked
-from gpunode.lab.mirror import find_mirror
-from gpunode.lab.recipe import LabSystem, Recipe, architecture
+from gpunode.lab.engine import docker_errors, locked, need_space
+from gpunode.lab.image import IMAGE_LABEL, Progress, build_container, debian_tree
+from gpunode.lab.recipe import Entry, LabSystem, Recipe, architecture, find_mirror, tar_of
 from gpunode.whole import whole_file
 
 REPOSITORY = "gpunode-lab-workload"

@@ -9,8 +9,8 @@ import pytest
 
 from gpunode.errors import GpunodeError
 from gpunode.lab import Lab
-from gpunode.lab.bootstrap import build_mode
 from gpunode.lab.engine import connect
+from gpunode.lab.image import build_mode
 from gpunode.lab.state import HOME_VARIABLE
 
 

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpunode.lab.mirror import Mirror, find_mirror
+from gpunode.lab.recipe import Mirror, find_mirror
 
 CACHE_VARIABLE = "GPUNODE_TEST_VM_CACHE"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"

@@ -21,7 +21,7 @@ from playbook_runs import ROOT
 from programs import beside_python, run_program
 
 from gpunode.content import ansible_environment
-from gpunode.lab.mirror import find_mirror
+from gpunode.lab.recipe import find_mirror
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(7200)]
 CONCERNS = ("roles/first_boot/", "playbooks/image", "gpunode/provisioning/first_boot", "gpunode/provisioning/image")

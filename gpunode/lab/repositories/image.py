@@ -19,15 +19,11 @@ from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError
-from gpunode.lab.archive import Entry, tar_of
-from gpunode.lab.bootstrap import reason_of
-from gpunode.lab.engine import docker_errors
-from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Progress, build_container, ensure_image, remove_images
-from gpunode.lab.lock import locked
-from gpunode.lab.mirror import find_mirror
+from gpunode.lab.engine import docker_errors, locked
+from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Progress, build_container, ensure_image, reason_of, remove_images
 from gpunode.lab.packages.plan import contents, plan
 from gpunode.lab.packages.rows import repositories
-from gpunode.lab.recipe import SYSTEMS, Recipe, architecture
+from gpunode.lab.recipe import SYSTEMS, Entry, Recipe, architecture, find_mirror, tar_of
 
 KIND = "vendor"
 KIND_RPM = "vendor-rpm"

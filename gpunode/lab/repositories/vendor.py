@@ -14,12 +14,12 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.archive import Entry
 from gpunode.lab.engine import docker_errors, run_in
 from gpunode.lab.image import Progress
 from gpunode.lab.node import LAB_LABEL
 from gpunode.lab.packages.lookalike import SYSTEMS as LOOKALIKE_SYSTEMS
 from gpunode.lab.packages.rows import repositories
+from gpunode.lab.recipe import Entry
 from gpunode.lab.repositories.image import VendorImages, serving
 
 NAME = "vendor"

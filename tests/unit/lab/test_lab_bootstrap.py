@@ -10,10 +10,9 @@ import pytest
 from programs import run_program, runs
 
 from gpunode.errors import UndeterminedError
-from gpunode.lab import bootstrap
-from gpunode.lab.bootstrap import build_mode, command, debian_tree, reason
-from gpunode.lab.mirror import Mirror
-from gpunode.lab.recipe import SYSTEMS, Recipe
+from gpunode.lab import image
+from gpunode.lab.image import build_mode, command, debian_tree, reason
+from gpunode.lab.recipe import SYSTEMS, Mirror, Recipe
 
 RECIPE = Recipe(SYSTEMS["debian-12"], "amd64", Mirror("http://m.example/debian", "http://m.example/debian-security"))
 
@@ -25,9 +24,9 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (tmp_path / "builds").mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(bootstrap, "_TEMPORARY", tmp_path / "builds")
-    monkeypatch.setattr(bootstrap, "_FREE_GIB", 0)
-    monkeypatch.setattr(bootstrap, "KEYRING", "/dev/null")
+    monkeypatch.setattr(image, "_TEMPORARY", tmp_path / "builds")
+    monkeypatch.setattr(image, "_FREE_GIB", 0)
+    monkeypatch.setattr(image, "KEYRING", "/dev/null")
     return folder
 
 
@@ -61,7 +60,7 @@ def test_without_mmdebstrap_the_package_is_named(tools: Path) -> None:
 
 def test_without_debians_keys_the_package_is_named(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tools, "mmdebstrap")
-    monkeypatch.setattr(bootstrap, "KEYRING", "/nowhere/keys.gpg")
+    monkeypatch.setattr(image, "KEYRING", "/nowhere/keys.gpg")
     with pytest.raises(UndeterminedError, match="apt-get install debian-archive-keyring"):
         build_mode()
 
@@ -104,7 +103,7 @@ def plain(recipe: Recipe, folder: Path, mode: str) -> list[str]:
 
 def test_a_failed_build_leaves_no_file(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tools, "mmdebstrap", "print('E: no such suite'); raise SystemExit(25)")
-    monkeypatch.setattr(bootstrap, "command", plain)
+    monkeypatch.setattr(image, "command", plain)
     with pytest.raises(UndeterminedError, match=r"debian-12 \(exit 25\): E: no such suite"), debian_tree(RECIPE):
         pytest.fail("the body must not run")
     assert list((tools.parent / "builds").iterdir()) == []
@@ -121,7 +120,7 @@ def test_a_disk_that_a_build_fills_is_named_and_nothing_is_left(
         pytest.skip("needs mount namespaces and root: mount -t tmpfs")
     body = "import sys; open(sys.argv[1] + '/tree.tar', 'wb').write(bytes(8 << 20))"
     tool(tools, "mmdebstrap", body)
-    monkeypatch.setattr(bootstrap, "command", plain)
+    monkeypatch.setattr(image, "command", plain)
     try:
         with pytest.raises(UndeterminedError) as caught, debian_tree(RECIPE):
             pytest.fail("the body must not run")
@@ -138,8 +137,8 @@ def test_a_build_over_its_limit_is_killed_with_its_children(tools: Path, monkeyp
     popen = f"subprocess.Popen([{sys.executable!r}, '-c', {child!r}])"
     body = f"import subprocess\nchild = {popen}\nprint(child.pid, flush=True)\nchild.wait()"
     tool(tools, "mmdebstrap", body)
-    monkeypatch.setattr(bootstrap, "command", plain)
-    monkeypatch.setattr(bootstrap, "BUILD_LIMIT_S", 2)
+    monkeypatch.setattr(image, "command", plain)
+    monkeypatch.setattr(image, "BUILD_LIMIT_S", 2)
     with pytest.raises(UndeterminedError, match=r"did not end within 2 s: \d+") as caught, debian_tree(RECIPE):
         pytest.fail("the body must not run")
     pid = int(str(caught.value).rsplit(" ", 1)[1])
@@ -152,7 +151,7 @@ def test_a_build_over_its_limit_is_killed_with_its_children(tools: Path, monkeyp
 
 def test_the_tree_is_there_as_long_as_it_is_used(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tools, "mmdebstrap", "import sys; open(sys.argv[1] + '/tree.tar', 'w').write('tree')")
-    monkeypatch.setattr(bootstrap, "command", plain)
+    monkeypatch.setattr(image, "command", plain)
     stale = tools.parent / "builds/gpunode-lab-debian-12-killed"
     stale.mkdir()
     with debian_tree(RECIPE) as tar:

@@ -14,8 +14,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from gpunode.errors import UndeterminedError
 from gpunode.lab import image as module
 from gpunode.lab.image import FRESH_DAYS, build_container, ensure_image, remove_images
-from gpunode.lab.mirror import Mirror
-from gpunode.lab.recipe import SYSTEMS, Recipe
+from gpunode.lab.recipe import SYSTEMS, Mirror, Recipe
 
 RECIPE = Recipe(SYSTEMS["debian-12"], "amd64", Mirror("http://u:secret@m.example/debian", "http://m.example/s"))
 TAG = f"gpunode-lab:debian-12-{RECIPE.digest}"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.mirror import MIRROR_VARIABLE, Mirror, find_mirror, parse_proxies, parse_targets, redacted
+from gpunode.lab.recipe import MIRROR_VARIABLE, Mirror, find_mirror, parse_proxies, parse_targets, redacted
 
 TARGETS = """\
 Debian|bookworm-updates|main|http://mirror.example/debian/

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import pytest
 
 from gpunode.errors import UndeterminedError
-from gpunode.lab import make
-from gpunode.lab.archive import Entry, tar_of
+from gpunode.lab import node
+from gpunode.lab.engine import locked
 from gpunode.lab.lab import _new_names
-from gpunode.lab.lock import locked
-from gpunode.lab.make import NewNode, Ports, greeting
-from gpunode.lab.recipe import SYSTEMS
+from gpunode.lab.node import NewNode, Ports, greeting
+from gpunode.lab.recipe import SYSTEMS, Entry, tar_of
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_ports_skip_what_is_used_and_what_is_bound(monkeypatch: pytest.MonkeyPat
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         bound = other.getsockname()[1]
-        monkeypatch.setattr(make, "PORTS", range(bound - 1, bound + 1))
+        monkeypatch.setattr(node, "PORTS", range(bound - 1, bound + 1))
         with pytest.raises(UndeterminedError, match="no free port"):
             Ports({bound - 1}).take()
 
@@ -71,7 +70,7 @@ def test_a_lock_is_held_against_other_processes_and_freed_when_they_die() -> Non
     name = f"test-{os.getpid()}"
     code = f"""
 import sys
-from gpunode.lab.lock import locked
+from gpunode.lab.engine import locked
 with locked({name!r}, 5, print):
     print("locked", flush=True)
     sys.stdin.read()

@@ -9,9 +9,8 @@ import pytest
 
 from gpunode.errors import UsageError
 from gpunode.lab import recipe as module
-from gpunode.lab.mirror import Mirror
 from gpunode.lab.packages.lookalike import setup_of
-from gpunode.lab.recipe import KEYRING, SYSTEMS, Recipe, architecture, system_named
+from gpunode.lab.recipe import KEYRING, SYSTEMS, Mirror, Recipe, architecture, system_named
 
 RECIPE = Recipe(SYSTEMS["debian-13"], "amd64", Mirror("http://m.example/debian", "http://s.example/debian-security"))
 

@@ -8,7 +8,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from gpunode.errors import UndeterminedError
-from gpunode.lab.mirror import Mirror
+from gpunode.lab.recipe import Mirror
 from gpunode.lab.repositories import image as module
 from gpunode.lab.repositories.image import VendorImages
 

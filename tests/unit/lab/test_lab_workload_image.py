@@ -10,8 +10,7 @@ import pytest
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab import workload_image
-from gpunode.lab.mirror import Mirror
-from gpunode.lab.recipe import SYSTEMS
+from gpunode.lab.recipe import SYSTEMS, Mirror
 from gpunode.lab.workload_image import KINDS, ensure_workload_image, kind_named
 
 
