@@ -52,7 +52,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "fleet": (3_060, 22),
     "history": (2_315, 1),
     "judging": (2_050, 19),
-    "lab": (11_555, 153),
+    "lab": (11_340, 153),
     "onnode": (4_600, 33),
     "plugins": (8_960, 171),
     "probe": (280, 6),
