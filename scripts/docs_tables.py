@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.catalog import Catalog
-from gpunode.checks.figures import GROSS
+from gpunode.checks.measurements import GROSS
 from gpunode.cli.checks import CheckEntry, check_list
 from gpunode.cli.parse import command as parse
 from gpunode.expectations import Figure, Mark, MarkRules, PhysicalLimit, Shape, limit_of, marks_of, of_platform

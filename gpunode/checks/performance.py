@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from gpunode.catalog import Gpu
 from gpunode.checks.compare import at_most, failed, first_fault, passed, undetermined
-from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
 from gpunode.checks.gpus import CATALOG
-from gpunode.checks.measurements import MeasuredNode, measurement_check
+from gpunode.checks.measurements import OF_FIGURES, MeasuredNode, judged, measurement_check, words, worst_of
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
 from gpunode.checks.thresholds import Threshold

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from gpunode.checks.compare import at_least, failed, passed, skipped, undetermined
-from gpunode.checks.figures import OF_FIGURES, judged
-from gpunode.checks.machine_shape import NVLINKS
-from gpunode.checks.measurements import MeasuredNode, measurement_check
+from gpunode.checks.measurements import NVLINKS, OF_FIGURES, MeasuredNode, judged, measurement_check
 from gpunode.checks.performance import corrupted
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold

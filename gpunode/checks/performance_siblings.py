@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from gpunode.checks.compare import passed, undetermined
-from gpunode.checks.figures import words
-from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.measurements import MeasuredNode, require_measured, why_no_figures
+from gpunode.checks.measurements import MeasuredNode, require_measured, shape_of, why_no_figures, words
 from gpunode.checks.registry import CheckResult, Expectation, FigureReport, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import component, of

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from gpunode.checks.compare import failed, passed, undetermined, warned
-from gpunode.checks.figures import OF_FIGURES, judged, worst_of
-from gpunode.checks.measurements import MeasuredNode, measurement_check
+from gpunode.checks.measurements import OF_FIGURES, MeasuredNode, judged, measurement_check, worst_of
 from gpunode.checks.registry import CheckResult, Status, Undetermined
 from gpunode.expectations import Figure, tools
 from gpunode.facts.errors import ParseError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.checks import Expectation, Finding, Status
-from gpunode.checks.figures import judged
-from gpunode.checks.machine_shape import shape_of
+from gpunode.checks.measurements import judged, shape_of
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.limits import Where
 from gpunode.fabric.model import CollectiveRates, RankConnections, RankView

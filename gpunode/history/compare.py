@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from gpunode.checks import Status
-from gpunode.checks.figures import DROP_WARNS, words
+from gpunode.checks.measurements import DROP_WARNS, words
 from gpunode.frozen import Frozen, FrozenByName
 from gpunode.history.snapshot import FigureValue, GpuRecord, Scalar, Snapshot, Verdict
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from statistics import median
 from typing import Literal
 
-from gpunode.checks.figures import words
+from gpunode.checks.measurements import words
 from gpunode.frozen import Frozen
 from gpunode.history.compare import Names, Section, differing, section_of, shown
 from gpunode.history.snapshot import Scalar, Snapshot

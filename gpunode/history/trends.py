@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import Literal
 
-from gpunode.checks.figures import words
+from gpunode.checks.measurements import words
 from gpunode.frozen import Frozen
 from gpunode.history.snapshot import Snapshot
 from gpunode.text import moment

@@ -6,8 +6,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.measurements import why_no_figures
+from gpunode.checks.measurements import shape_of, why_no_figures
 from gpunode.checks.performance_steps import LAUNCH
 from gpunode.checks.workload import of
 from gpunode.expectations.limits import Where, limit_of

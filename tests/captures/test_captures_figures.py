@@ -12,7 +12,7 @@ import yaml
 from captured import FOLDER, each, in_folder
 
 from gpunode.catalog import Catalog
-from gpunode.checks.figures import GROSS
+from gpunode.checks.measurements import GROSS
 from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, of_platform, tools
 from gpunode.expectations.limits import Where
 from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, P2pBandwidth

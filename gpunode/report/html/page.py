@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gpunode.checks import Category, Finding, NodeLayout, PairMatrix, Status, registry
-from gpunode.checks.figures import words
+from gpunode.checks.measurements import words
 from gpunode.checks.registry import CATEGORIES
 from gpunode.history.compare import Comparison
 from gpunode.history.outliers import Outlier
