@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator
 
 from gpunode.catalog import Platform, load
-from gpunode.checks.board import has_part
 from gpunode.checks.compare import equals, failed, faultless, passed, skipped, undetermined
 from gpunode.checks.driver import loaded_driver, same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
-from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
+from gpunode.checks.machine import gpu_ids, has_part, is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.units import NO_SYSTEMD, Unit

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from gpunode.catalog import load
-from gpunode.checks.board import TooFew, fewer_than_before, too_few
 from gpunode.checks.compare import equals, failed, passed, skipped, undetermined, warned
 from gpunode.checks.driver import LOG, loaded_driver
 from gpunode.checks.gpus import (
@@ -24,6 +23,7 @@ from gpunode.checks.gpus import (
     slot_in,
     smi_document,
 )
+from gpunode.checks.machine import TooFew, fewer_than_before, too_few
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, no_gpu, registry
 from gpunode.errors import UsageError
 from gpunode.facts.driver import DeviceNode

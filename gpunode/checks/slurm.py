@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from packaging.version import Version
 
-from gpunode.checks.board import too_few
 from gpunode.checks.compare import Scale, at_most, failed, passed, skipped, warned
+from gpunode.checks.machine import too_few
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted
