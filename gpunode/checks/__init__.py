@@ -4,7 +4,6 @@ from gpunode.checks import (  # noqa: F401
     bmc,
     container_engines,
     containers,
-    dcgm,
     driver,
     driver_modes,
     exposure,

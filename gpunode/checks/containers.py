@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from gpunode.checks.compare import at_most, failed, faultless, parsed_version, passed, skipped
 from gpunode.checks.driver import same_version
-from gpunode.checks.installed import present, upstream
+from gpunode.checks.packages import present, upstream
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.containers import CdiSpec
 from gpunode.facts.node import NodeFacts

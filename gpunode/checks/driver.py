@@ -8,7 +8,7 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.boot_images import old_images
 from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
-from gpunode.checks.installed import driver_installed
+from gpunode.checks.packages import driver_installed
 from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.boot import blocked_by_arguments
 from gpunode.facts.kernel_log import KernelEvent

@@ -3,8 +3,8 @@
 import re
 
 from gpunode.checks.gpus import model_of
-from gpunode.checks.installed import driver_packages, upstream
 from gpunode.checks.machine import is_guest
+from gpunode.checks.packages import driver_packages, upstream
 from gpunode.checks.topology import NodeLayout, PairMatrix, layout_of, matrices_of
 from gpunode.facts.node import NodeFacts
 from gpunode.frozen import Frozen

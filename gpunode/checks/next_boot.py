@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from gpunode.checks.boot_images import modules_of, old_images
 from gpunode.checks.compare import passed, skipped
 from gpunode.checks.driver import ROLE, same_version
-from gpunode.checks.installed import driver_installed
 from gpunode.checks.machine import is_container
+from gpunode.checks.packages import driver_installed
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.boot import blocked_by_arguments
 from gpunode.facts.modules import ModuleFile

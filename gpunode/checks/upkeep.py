@@ -9,9 +9,9 @@ from gpunode.checks.driver import ROLE, loaded_driver, same_version
 from gpunode.checks.driver_fits import fits
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import model_of
-from gpunode.checks.installed import driver_packages, present
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
+from gpunode.checks.packages import driver_packages, present
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.libraries import LibraryFile

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from gpunode.checks.installed import driver_packages, present
 from gpunode.checks.measurements import DROP_FAILS
+from gpunode.checks.packages import driver_packages, present
 from gpunode.checks.rdma import ports
 from gpunode.errors import UsageError
 from gpunode.judging.baseline import of_node
