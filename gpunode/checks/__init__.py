@@ -2,7 +2,6 @@
 
 from gpunode.checks import (  # noqa: F401
     bmc,
-    container_engines,
     containers,
     driver,
     driver_modes,

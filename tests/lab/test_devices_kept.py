@@ -22,7 +22,7 @@ pytestmark = [
         not Path("/sys/fs/cgroup/devices").is_dir(), reason="cgroup v2: only the toolkit's own program allows devices"
     ),
 ]
-CONCERNS = ("gpunode/checks/container_engines", "gpunode/probe/", "gpunode/onnode/probe", "gpunode/facts/containers")
+CONCERNS = ("gpunode/checks/containers", "gpunode/probe/", "gpunode/onnode/probe", "gpunode/facts/containers")
 
 DOCKER = """
 apt-get update -q > /dev/null
