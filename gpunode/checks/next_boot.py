@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpunode.checks.boot_images import modules_of, old_images
 from gpunode.checks.compare import passed, skipped
-from gpunode.checks.driver import ROLE, same_version
+from gpunode.checks.driver import ROLE, modules_of, old_images, same_version
 from gpunode.checks.machine import is_container
 from gpunode.checks.packages import driver_installed
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry

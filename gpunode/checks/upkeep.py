@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from gpunode.checks.compare import at_most, failed, passed, skipped, undetermined, warned
 from gpunode.checks.driver import ROLE, loaded_driver, same_version
-from gpunode.checks.driver_fits import fits
+from gpunode.checks.driver_modes import fits
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import model_of
 from gpunode.checks.links import gpus_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpunode.checks.boot_images import old_images as images_with_other_module
+from gpunode.checks.driver import old_images as images_with_other_module
 from gpunode.frozen import Frozen
 from gpunode.provisioning.driver import files
 from gpunode.provisioning.driver.model import DriverPlan

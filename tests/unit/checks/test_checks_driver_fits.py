@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.catalog import load
-from gpunode.checks.driver_fits import fits
+from gpunode.checks.driver_modes import fits
 from gpunode.facts.modules import LoadedDriver
 
 
