@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from gpunode.checks.host import DEBUGGING
-from gpunode.checks.kernel import LISTS, missing_names, names_on
+from gpunode.checks.host_settings import LISTS, missing_names, names_on
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.onnode import program_text

@@ -12,7 +12,7 @@ from programs import beside_python, run_program
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
-CONCERNS = ("roles/storage/", "contrib/storage/", "gpunode/checks/storage")
+CONCERNS = ("roles/storage/", "contrib/storage/", "gpunode/checks/host_health")
 
 EXAMPLE = ROOT / "contrib" / "storage" / "lustre.yml"
 FOLDER, COUNT = "/shared", "/root/hook-runs"
