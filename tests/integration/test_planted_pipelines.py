@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from programs import run_program
 
-from gpunode.checks.performance_input import limit_of
+from gpunode.checks.performance_steps import limit_of
 from gpunode.cli import run as gpunode
 from gpunode.facts.models.measured import InputValues
 from gpunode.facts.models.workload import Record, values_of

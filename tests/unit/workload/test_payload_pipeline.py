@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.checks.performance_input import limit_of
+from gpunode.checks.performance_steps import limit_of
 from gpunode.facts.models.measured import InputValues
 from gpunode.workload.payload import pagecache, pipeline, storage
 from gpunode.workload.payload.isolate import SkipPart, Trouble
