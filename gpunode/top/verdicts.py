@@ -10,7 +10,7 @@ from enum import IntEnum
 from statistics import fmean, median
 
 from gpunode.catalog.limits import pcie_gb_per_s
-from gpunode.checks.power import STUCK_MEMORY, STUCK_POWER, STUCK_USED
+from gpunode.checks.thermal import STUCK_MEMORY, STUCK_POWER, STUCK_USED
 from gpunode.top.samples import GpuSample, PcieSample
 
 STARVING_PERCENT, BOUND_PERCENT = 70.0, 80.0
