@@ -37,7 +37,6 @@ from gpunode.checks import (  # noqa: F401
     upkeep,
     wheels,
     xids,
-    xids_earlier,
 )
 from gpunode.checks.actions import Action, State
 from gpunode.checks.compare import (

@@ -1,37 +1,25 @@
-"""Checks on the driver's messages in the kernel's log: Xid of GPUs, SXid of NVSwitches, other errors."""
+"""Checks on the driver's messages in the kernel's log, of this boot and earlier ones: Xid, SXid, other errors."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
 
 from gpunode.catalog import GpuMatch, load
-from gpunode.checks import xid_nvlink5
-from gpunode.checks.actions import State
 from gpunode.checks.compare import passed, skipped, warned
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
-from gpunode.checks.registry import CheckResult, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
-from gpunode.checks.xid_registers import SOURCE as REGISTERS
+from gpunode.checks.xid_meaning import ECC_MOST, RECOVERY, REPEATED, SOURCE, xid_verdict
 from gpunode.facts.kernel_log import KernelEvent
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed, moment
 
-SOURCE = "catalog (xids.yml)"
-BAD = ("critical", "high")
-HARMLESS = ("info", "low")
-APPLICATIONS_OWN: tuple[str, ...] = ("none",)
-"""Actions for an Xid that an application caused: none on the node."""
 BY_SEVERITY = (Status.FAIL, Status.WARN, Status.PASS)
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
-RECOVERY = 154
-"""The Xid that is not a fault itself: it reports the recovery action that a GPU needs after others, or that none is
-left."""
 OF_A_LOST_GPU = frozenset({OFF_THE_BUS, RECOVERY})
 """Xids for a GPU that nvidia-smi cannot reach, which gpu.answers reports."""
-RECOVERED = re.compile(r"\bto 0x0+ \(None\)", re.I)
 # Lines after which a GPU cannot be used, whatever other lines the driver writes.
 OFF_THE_BUS_WORDS = ("fallen off the bus", "GPU is lost")
 NO_WINDOW = ("PCI I/O region assigned to your NVIDIA device is invalid",)
@@ -133,64 +121,6 @@ def _rank(number: int, incident: Incident, model: GpuMatch | None, over: Mapping
     alone = all(event.xid == number for event in incident)
     status = xid_verdict("", number, same, model, () if alone else (0,)).status
     return len(BY_SEVERITY) if number in over else BY_SEVERITY.index(status)
-
-
-def xid_verdict(
-    component: str, number: int, events: list[KernelEvent], model: GpuMatch | None, others: tuple[int, ...] = ()
-) -> CheckResult:
-    """Return the result for all lines of one Xid of one GPU. ``others``: the Xids in the same incidents."""
-    row = load().xid(number)
-    known = row.on(model.common.get("compute_capability") if model else None) if row else None
-    last = events[-1]
-    distinct = len({event.message for event in events})
-    often = f", {len(events)} times{f' ({distinct} distinct)' if distinct > 1 else ''}" if len(events) > 1 else ""
-    when = f", last at {last.time}" if last.time else ""
-    who = f", process {last.process}" if last.process else ""
-    beside = f"; in the same incident: Xid {listed([str(other) for other in others])}" if others else ""
-    verdict = warned(
-        "", component=component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
-    )
-    if known is None or known.severity == "unused":
-        details = f" ({last.message})" if last.message else ""
-        message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{details}{beside}"
-        return replace(verdict, message=message, actions=("open_support_case",))
-    status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
-    if known.cancelled_by and status is Status.PASS:
-        status = Status.WARN  # a state that holds until another Xid ends it
-    meaning = known.meaning
-    if not known.sure("severity"):
-        status = Status.WARN
-        reason = known.unsure.get("severity", "its row")
-        meaning += f" (not sure for {model.gpu.name if model and model.gpu else 'this GPU'}: {reason})"
-    if number == RECOVERY:
-        # Each reports the state from then on: only the last one applies.
-        meaning = f"{meaning}: {last.message}" if last.message else meaning
-        status = Status.PASS if RECOVERED.search(last.message) else status
-    by_application = known.severity == "application"
-    follow = f" (where Xid {' or '.join(known.follow)} follows, that one applies)" if known.follow else ""
-    verdict = replace(
-        verdict,
-        status=status,
-        message=f"Xid {number}{often}{when}{who}: {meaning}{beside}",
-        remedy=f"{known.action}{follow}",
-        actions=APPLICATIONS_OWN if by_application else None,
-        state=State.NONE if by_application else None,
-    )
-    decoded, registers = None, REGISTERS
-    if number == NVLINK_ERROR and _has_registers(model):
-        decoded = judge(events, alone=not others)
-    elif number in xid_nvlink5.NUMBERS:
-        decoded, registers = xid_nvlink5.judge(number, events), xid_nvlink5.SOURCE
-    if decoded is None:
-        return verdict
-    message = f"Xid {number}{often}{when}{who}: {meaning}; {decoded.meaning}{beside}"
-    source = f"{SOURCE}; {registers}"
-    return replace(verdict, status=decoded.status, message=message, actions=decoded.actions, source=source)
-
-
-def _has_registers(model: GpuMatch | None) -> bool:
-    """Return whether the registers of Xid 74 are documented for the model."""
-    return model is not None and model.common.get("architecture") == ARCHITECTURE
 
 
 @registry.check(
@@ -322,3 +252,87 @@ def cancelled(events: list[KernelEvent]) -> Mapping[int, int]:
         if ended_by is not None:
             over[number] = ended_by
     return over
+
+
+LOOK_BACK = Threshold(
+    "gpu.xid-earlier.look-back",
+    168,
+    "h",
+    "Older Xids of earlier boots are ignored; the probe reads at most a week.",
+    source="our choice: NVIDIA NVSentinel looks back 2 h across a reboot, and stores older events itself",
+    most=168,
+)
+BOOTS = Threshold(
+    "gpu.xid-earlier.boots",
+    2,
+    "boots",
+    "The same Xid of hardware in as many boots, this one counted, is a fault that a reboot does not fix.",
+    source="leptonai/gpud, component nvidia/xid: a reboot count of 2",
+    least=2,
+)
+
+
+@registry.check(
+    "gpu.xid-earlier",
+    needs=("earlier_boots", "kernel_log"),
+    needs_gpu=True,
+    means="No hardware Xid occurred in several boots of the last days. One that occurred only in one earlier "
+    "boot warns: the reboot, or the reset before it, may have fixed it.",
+    remedy="journalctl _TRANSPORT=kernel --since=-7d shows the lines around it. If it recurs after a reboot, "
+    "run DCGM's diagnostics, then replace the GPU.",
+    state="drain",
+    actions=("open_support_case", "replace_hardware"),
+    scope="gpu",
+    thresholds=(LOOK_BACK, BOOTS),
+)
+def xid_earlier(node: NodeFacts) -> Iterator[CheckResult]:
+    boots = node.earlier_boots or ()
+    if not boots:
+        where = "in a container the journal is the container's" if is_container(node) else "the journal has no other"
+        raise Skip(f"only this boot is known: {where}")
+    seen: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    in_boots: dict[tuple[str, int], int] = defaultdict(int)
+    for boot in boots:
+        for key, events in _of_hardware(node, boot.events).items():
+            seen[key] = events + seen[key]
+            in_boots[key] += 1
+    now = _of_hardware(node, node.kernel_log.events if node.kernel_log else ())
+    for (component, number), events in sorted(seen.items()):
+        number_of_boots = in_boots[component, number] + ((component, number) in now)
+        yield _verdict(node, component, number, events, number_of_boots)
+    if not seen:
+        message = f"no Xid of hardware in {counted(len(boots), 'earlier boot')}"
+        yield passed(message, expected=0, measured=0, unit="boots")
+
+
+def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple[str, int], list[KernelEvent]]:
+    """Return the Xids that fail on the GPU's model, by GPU and number; the recovery action is a state, not a fault."""
+    groups: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    for event in events:
+        if event.kind == "xid" and event.xid not in {None, RECOVERY} and _is_recent(node, event):
+            groups[gpu_of(node, event), event.xid or 0].append(event)
+    return {
+        (component, number): xids
+        for (component, number), xids in groups.items()
+        if xid_verdict(component, number, xids, model_at(node, xids[-1])).status is Status.FAIL
+    }
+
+
+def _is_recent(node: NodeFacts, event: KernelEvent) -> bool:
+    then, now = moment(event.time), moment(node.collected_at)
+    return then is None or now is None or now - then <= timedelta(hours=LOOK_BACK.value)
+
+
+def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> CheckResult:
+    verdict = xid_verdict(component, number, events, model_at(node, events[-1]))
+    again = boots >= BOOTS.value
+    words = [verdict.message, f"in {counted(boots, 'boot')}: a reboot does not fix it" if again else "before this boot"]
+    return CheckResult(
+        Status.FAIL if again else Status.WARN,
+        listed(words),
+        component,
+        expected=0,
+        measured=boots,
+        unit="boots",
+        source=SOURCE,
+    )

@@ -19,7 +19,7 @@ NUMBERS_OF_A_PROTOCOL = {
     "gpus.py": "an exit status and an Xid",
     "inside.py": "results of CUDA",
     "inside_driver.py": "results of NVML and CUDA",
-    "xids.py": "numbers of Xids",
+    "xid_meaning.py": "numbers of Xids",
     "fabric.py": "the compute capability from which on there is a fabric",
 }
 """Files with numeric constants that name something; none of them is a limit that a site could move."""

@@ -6,8 +6,17 @@ import pytest
 
 from gpunode.checks import Expectation, Finding, registry
 from gpunode.checks.thresholds import Overrides, in_force
-from gpunode.checks.xid_nvlink5 import table
-from gpunode.checks.xid_registers import CONTINUE, ECC, FABRIC, MECHANICAL, RECURRING, SECONDARY, SIGNAL, decode
+from gpunode.checks.xid_meaning import (
+    CONTINUE,
+    ECC,
+    FABRIC,
+    MECHANICAL,
+    RECURRING,
+    SECONDARY,
+    SIGNAL,
+    decode_registers,
+    decode_table,
+)
 from gpunode.facts.kernel_log import KernelEvent, KernelLog
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.pci import PciDevice
@@ -94,7 +103,7 @@ def test_power_smoothing_that_is_back_cancels_its_end(numbers: tuple[int, ...], 
     ],
 )
 def test_registers(registers: str, kinds: tuple[object, ...]) -> None:
-    line = decode(f"NVLink: fatal error detected on link 14({registers})")
+    line = decode_registers(f"NVLink: fatal error detected on link 14({registers})")
     assert line is not None
     assert (line.link, line.kinds) == (14, kinds)
 
@@ -168,7 +177,7 @@ def test_the_decode_table_has_the_actions_of_the_sheet() -> None:
     aliases = {"TLW_RX", "TLW_TX", "NVLPW", "NETIR_INT", "NETIR_LINK_DOWN"}
     counts = Counter(
         action.split("|")[0]
-        for (_, unit, _), actions in table().items()
+        for (_, unit, _), actions in decode_table().items()
         for action in actions.values()
         if unit not in aliases
     )
