@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from gpunode.checks.compare import failed, faultless, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.machine import is_container
-from gpunode.checks.rdma import ports
-from gpunode.checks.rdma_links import NO_DEVICE
+from gpunode.checks.rdma import NO_DEVICE, ports
 from gpunode.checks.registry import CheckResult, Expectation, Skip, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.network import IbDevice, Nic
