@@ -49,7 +49,17 @@ from gpunode.checks.compare import (
     passed,
     warned,
 )
-from gpunode.checks.identity import GpuIdentity, Hardware, Identity, RunningStack, described, identify
+from gpunode.checks.identity import (
+    GpuIdentity,
+    Hardware,
+    Identity,
+    MachinePart,
+    NodeLayout,
+    PairMatrix,
+    RunningStack,
+    described,
+    identify,
+)
 from gpunode.checks.registry import (
     LEVELS,
     Allowed,
@@ -69,7 +79,6 @@ from gpunode.checks.registry import (
     registry,
 )
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.topology import MachinePart, NodeLayout, PairMatrix
 
 __all__ = [
     "LEVELS",

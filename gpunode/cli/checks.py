@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gpunode.checks import Check, registry
 from gpunode.checks.actions import command as run_role
-from gpunode.checks.own_packages import load_packages
+from gpunode.checks.declared import load_packages
 from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, Maturity, evidence, pages
 from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import NO_POLICY, Policy, Threshold

@@ -5,7 +5,7 @@ import re
 import click
 
 from gpunode.checks import registry
-from gpunode.checks.own_packages import load_packages
+from gpunode.checks.declared import load_packages
 from gpunode.cli.options import INVENTORY, LIMIT, VERBOSE_ACCEPTED, Duration
 from gpunode.errors import UsageError
 from gpunode.report import alerts, dashboard

@@ -13,7 +13,7 @@ import click
 from gpunode import __version__
 from gpunode.catalog import load
 from gpunode.checks import LEVELS, Baseline, Expectation, Level, Status, registry
-from gpunode.checks.own_packages import load_packages
+from gpunode.checks.declared import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpunode.checks import Expectation, Finding, Status
+from gpunode.checks.identity import PairMatrix
 from gpunode.checks.measurements import judged, shape_of
-from gpunode.checks.topology import PairMatrix
 from gpunode.expectations import Figure, Shape
 from gpunode.fabric import nccl_view
 from gpunode.fabric.model import CollectiveRates, FabricValues, SuspectValues

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpunode import __version__
 from gpunode.catalog import load, origins
 from gpunode.checks import Finding, Status, identify, registry
-from gpunode.checks.own_packages import load_packages
+from gpunode.checks.declared import load_packages
 from gpunode.checks.registry import not_run
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle

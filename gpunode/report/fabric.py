@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.topology import PairMatrix
+from gpunode.checks.identity import PairMatrix
 from gpunode.judging.report import FabricReport
 from gpunode.names import fold
 from gpunode.text import counted, printable

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunode.checks import MachinePart, NodeLayout
-from gpunode.checks.topology import PartLink
+from gpunode.checks.identity import PartLink
 from gpunode.text import counted
 
 COLUMN, GAP = 116, 10

@@ -16,7 +16,7 @@ sys.path += [str(Path(__file__).parents[2] / "contract"), str(Path(__file__).par
 from bundles import pcie_4
 from own_registry import restored_registry
 
-from gpunode.checks import own_packages, registry
+from gpunode.checks import declared, registry
 from gpunode.checks.declared import steps
 from gpunode.checks.own_process import LIMIT_S
 from gpunode.cli import run
@@ -117,8 +117,8 @@ def packages(monkeypatch: pytest.MonkeyPatch, folder: Path, **modules: str) -> N
         (folder / f"{name}.py").write_text(source)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(folder)
-    points = [EntryPoint(name, name, own_packages.GROUP) for name in modules]
-    monkeypatch.setattr(own_packages, "entry_points", lambda **_: points)
+    points = [EntryPoint(name, name, declared.GROUP) for name in modules]
+    monkeypatch.setattr(declared, "entry_points", lambda **_: points)
 
 
 def judged(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, list[Any]]]:
@@ -255,7 +255,7 @@ def test_an_own_check_that_misbehaves_is_an_error_and_costs_no_other(
 def test_a_package_that_does_not_come_to_its_end_or_has_no_check_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_packages, "LOAD_S", 0.2)
+    monkeypatch.setattr(declared, "LOAD_S", 0.2)
     packages(monkeypatch, folder, slow="while True: pass\n", empty="x = 1\n", leaves="raise SystemExit(0)\n")
     _, by_check = judged(capsys, folder / "node.json")
     assert "took more than" in by_check["own.slow"][0]["message"]

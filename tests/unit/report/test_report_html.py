@@ -22,8 +22,8 @@ from gpunode.checks import (
     Status,
 )
 from gpunode.checks.actions import Action
+from gpunode.checks.identity import MachineBridge, NumaDomain, PartLink, PartNvlink
 from gpunode.checks.registry import FigureReport
-from gpunode.checks.topology import MachineBridge, NumaDomain, PartLink, PartNvlink
 from gpunode.judging.report import Fleet, NodeReport, judged, report, unreachable
 from gpunode.report import html
 from gpunode.report.fixes import Origin, of_run
