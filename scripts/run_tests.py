@@ -42,7 +42,6 @@ FOUNDATION = (
     "gpunode/provisioning/preflight",
     # Every plan depends on these.
     "gpunode/provisioning/context",
-    "gpunode/provisioning/differences",
     "gpunode/provisioning/look",
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/order",

@@ -12,9 +12,8 @@ from pydantic import Field
 from gpunode.frozen import Frozen
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, file_reasons
 from gpunode.provisioning.role import Role, Settings, Texts, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.ssh_keys import key_blob, key_problem

@@ -10,7 +10,6 @@ from gpunode.frozen import Frozen
 from gpunode.provisioning import base_files as texts
 from gpunode.provisioning.base_settings import BaseSettings, host_and_port
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.manifest import (
     ManagedFile,
@@ -19,6 +18,7 @@ from gpunode.provisioning.manifest import (
     NodeCommand,
     RevertibleChange,
     UnitState,
+    file_reasons,
 )
 from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.sections import with_section

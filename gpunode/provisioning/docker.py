@@ -25,12 +25,11 @@ from gpunode.provisioning.manifest import (
     NodeQuery,
     UnitState,
 )
-from gpunode.provisioning.package_record import installed_by_role
 from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
 from gpunode.provisioning.role import Role, Texts, keeping
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import parsed
-from gpunode.provisioning.transaction import Transaction
+from gpunode.provisioning.transaction import Transaction, installed_by_role
 
 SOURCES, KEY, YUM, RPM_KEY = repository_paths("docker")
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpunode.provisioning.differences import file_reasons
-from gpunode.provisioning.manifest import ManagedFile, NodeCommand
+from gpunode.provisioning.manifest import ManagedFile, NodeCommand, file_reasons
 from gpunode.provisioning.role import Texts
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 

@@ -10,11 +10,10 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import kernel_boot
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
 from gpunode.provisioning.hardening_sysctl import sysctl_path
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState, file_reasons
 from gpunode.provisioning.role import Role, Settings, Texts, Value, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import tune_node

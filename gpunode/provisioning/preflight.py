@@ -15,10 +15,9 @@ from gpunode.facts import NodeFacts
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_repository, service
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver import plan as nvidia_driver
 from gpunode.provisioning.driver.dnf import dnf_problems
-from gpunode.provisioning.manifest import Manifest, NodeQuery
+from gpunode.provisioning.manifest import Manifest, NodeQuery, compared
 from gpunode.provisioning.order import ORDER
 from gpunode.provisioning.role import Role, Variables, option
 from gpunode.provisioning.state import AptState, DnfState, NodeState

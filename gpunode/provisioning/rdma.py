@@ -21,7 +21,6 @@ from gpunode.provisioning.manifest import (
     NodeQuery,
     UnitState,
 )
-from gpunode.provisioning.package_record import installed_by_role
 from gpunode.provisioning.rdma_parts import (
     PART_PACKAGES,
     PARTS,
@@ -41,7 +40,7 @@ from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, 
 from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import mark_of
-from gpunode.provisioning.transaction import Transaction
+from gpunode.provisioning.transaction import Transaction, installed_by_role
 from gpunode.stack import Stack
 from gpunode.tuning.kernel import in_container
 

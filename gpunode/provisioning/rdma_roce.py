@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from gpunode.errors import UsageError
 from gpunode.facts.network import IbPort, Nic
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.engines import gpu_users
-from gpunode.provisioning.manifest import ManagedFile, NodeCommand, UnitState
+from gpunode.provisioning.manifest import ManagedFile, NodeCommand, UnitState, file_reasons
 from gpunode.provisioning.role import Texts
 from gpunode.provisioning.state import NodeState
 from gpunode.provisioning.templates import program

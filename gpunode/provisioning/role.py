@@ -13,20 +13,18 @@ from pydantic import Field, ValidationError
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import file_reasons
-from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
     NodeCommand,
     UnitState,
+    file_reasons,
     no_package_manager,
 )
-from gpunode.provisioning.package_record import installed_by_role, removable
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import program, rendered
-from gpunode.provisioning.transaction import Transaction
+from gpunode.provisioning.transaction import Transaction, installed_by_role, lock_plugin, removable
 
 
 class Variables(Frozen):
@@ -259,7 +257,7 @@ class Role(Generic[S]):
         files: Mapping[str, str | dict[str, str]] | None = None,
     ) -> Transaction:
         """Return the transaction that installs packages on this node; ``files`` are apt's, which it applies."""
-        plugins = plugin(state.dnf) if self.locks else ()
+        plugins = lock_plugin(state.dnf) if self.locks else ()
         return self._change(
             state,
             install=(*install, *plugins),

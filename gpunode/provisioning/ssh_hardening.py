@@ -11,7 +11,6 @@ from pydantic import JsonValue, ValidationError
 
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
@@ -19,6 +18,7 @@ from gpunode.provisioning.manifest import (
     NodeCommand,
     NodeQuery,
     RevertibleChange,
+    file_reasons,
 )
 from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.ssh_login import contradictions, forced_command, has_include, obstacles, overridden

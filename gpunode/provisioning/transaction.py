@@ -1,15 +1,20 @@
-"""A transaction of packages: what is installed, removed and held, at which release; and what a preview answers."""
+"""Packages of a role: the transaction and its preview, the packages that it installed, and the locks of dnf."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning.ssh_state import Content, Reported, Text
-from gpunode.provisioning.state import Names, Versions
+from gpunode.provisioning.state import DnfState, Names, NodeState, Versions
+from gpunode.text import matches_any
 
 RELEASE = "@RELEASE@"
 """Placeholder of the release of ``bound`` in a transaction."""
+LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
+MARK = "# installed by gpunode"
+"""In a role's record of packages, in front of those that it installed."""
 
 
 class Transaction(Frozen):
@@ -99,3 +104,48 @@ class Preview(Reported):
     """Releases of each package, if there is none that all have."""
     common: Names = ()
     constraint: Text = ""
+
+
+def lock_lines(installed: Mapping[str, str], patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for each installed package that matches one of the shell patterns, for any architecture."""
+    selected = tuple(patterns)
+    return tuple(
+        f"{name}-{version if ':' in version else '0:' + version}.*"
+        for name, version in sorted(installed.items())
+        if matches_any(name, selected)
+    )
+
+
+def lock_plugin(dnf: DnfState | None) -> tuple[str, ...]:
+    """Return the package of the plugin that applies the lines, if the node lacks it."""
+    return (LOCK_PLUGIN,) if dnf is not None and not dnf.versionlock else ()
+
+
+def removable(state: NodeState, memory: str, new: Sequence[str], held: Sequence[str]) -> list[str]:
+    """Return the packages that a removal removes: those of the record that match ``new``, or ``held`` if they are held.
+
+    Both are shell patterns of names.
+    """
+    locked = set(state.apt.held) if state.apt is not None else _locked(state)
+    names = sorted(installed_by_role(state, memory))
+    return [name for name in names if matches_any(name, new) or (name in locked and matches_any(name, held))]
+
+
+def installed_by_role(state: NodeState, memory: str) -> set[str]:
+    """Return the installed packages that a role's transactions installed, by its record on the node.
+
+    A record of an earlier release lists what was there before; the node then decides by the time of installation which
+    of the others are the role's (``package_record.py``).
+    """
+    text = state.contents.get(memory)
+    if text is None:
+        return set()
+    before, mark, added = text.partition(MARK)
+    recorded = state.installed.keys() & set(added.split())
+    return recorded if mark and not before.strip() else recorded | (state.installed.keys() - set(before.split()))
+
+
+def _locked(state: NodeState) -> set[str]:
+    """Return installed packages that dnf's versionlock keeps at their version."""
+    lines = set(state.dnf.locks) if state.dnf is not None else set()
+    return {name for name in state.installed if lines.intersection(lock_lines(state.installed, (name,)))}

@@ -23,10 +23,9 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 try:
     from gpunode.errors import GpunodeError
     from gpunode.provisioning.context import Context
-    from gpunode.provisioning.differences import compared
     from gpunode.provisioning.image import ROLES as OF_IMAGES
     from gpunode.provisioning.image import of_image, offline
-    from gpunode.provisioning.manifest import Manifest, NodeQuery
+    from gpunode.provisioning.manifest import Manifest, NodeQuery, compared
     from gpunode.provisioning.parts import NotReadError
     from gpunode.provisioning.role import role_tags
     from gpunode.provisioning.state import NodeState

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 CONCERNS = (
     "roles/nvidia_driver/",
     "roles/nvidia_repository/",
-    "gpunode/provisioning/locks",
+    "gpunode/provisioning/transaction",
     "plugins/module_utils/dnf",
 )
 

@@ -22,7 +22,6 @@ CONCERNS = (
     "plugins/",
     "playbooks/",
     "gpunode/provisioning/context",
-    "gpunode/provisioning/differences",
     "gpunode/provisioning/look",
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/roles",

@@ -10,9 +10,8 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import closure_line, closure_patterns
 from gpunode.provisioning.driver.messages import explained, lagging
 from gpunode.provisioning.driver.model import DAEMON, MEMORY, PREVIEW_LIMIT_S, DriverPlan, DriverRequest
-from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.state import DnfState, NodeState
-from gpunode.provisioning.transaction import Transaction
+from gpunode.provisioning.transaction import Transaction, lock_plugin
 from gpunode.stack import installed_closure
 from gpunode.text import listed, printable
 
@@ -102,7 +101,7 @@ def _free(request: DriverRequest, dnf: DnfState) -> list[str]:
     kernels = [kernel for kernel in request.kernels if kernel.running or kernel.newest]
     headers = [f"kernel-devel-{kernel.release}" for kernel in kernels if not kernel.headers]
     keys = [name for name in ("mokutil", "openssl") if request.node.secure_boot and name not in dnf.installed]
-    return sorted({*headers, *plugin(dnf), *keys, *request.settings.header_packages})
+    return sorted({*headers, *lock_plugin(dnf), *keys, *request.settings.header_packages})
 
 
 def _foreign_locks(request: DriverRequest, bound: Iterable[str], dnf: DnfState) -> set[str]:

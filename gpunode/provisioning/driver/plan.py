@@ -8,7 +8,6 @@ from typing import Any
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver import apt, dnf, files
 from gpunode.provisioning.driver.model import Build, DriverPlan, DriverRequest, DriverSettings, ModuleExchange, answered
 from gpunode.provisioning.driver.modules import (
@@ -26,6 +25,7 @@ from gpunode.provisioning.manifest import (
     Manifest,
     NodeCommand,
     NodeQuery,
+    compared,
 )
 from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.state import DnfState, Look, NodeState

@@ -10,8 +10,8 @@ from ansible_collections.gpunode.node.plugins.module_utils.package_record import
 from effort import effort
 from node_samples import node
 
-from gpunode.provisioning.package_record import MARK as RECORDED
-from gpunode.provisioning.package_record import installed_by_role
+from gpunode.provisioning.transaction import MARK as RECORDED
+from gpunode.provisioning.transaction import installed_by_role
 
 NAMES = [f"package{number}" for number in range(8)]
 

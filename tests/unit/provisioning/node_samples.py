@@ -9,8 +9,7 @@ from driver_samples import APT, BUNDLE, facts_of
 
 from gpunode.content import collection_root
 from gpunode.provisioning.context import Context, Planned
-from gpunode.provisioning.differences import compared
-from gpunode.provisioning.manifest import ManagedFile, Manifest
+from gpunode.provisioning.manifest import ManagedFile, Manifest, compared
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.state import NodeState
 

@@ -11,8 +11,7 @@ from driver_samples import APT, DAY
 
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context, Planned
-from gpunode.provisioning.differences import compared
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import Manifest, compared
 from gpunode.provisioning.roles import PLANS
 from gpunode.provisioning.state import AptState, DnfState, FileState, NodeState
 

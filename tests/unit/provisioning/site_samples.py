@@ -29,16 +29,13 @@ from gpunode.provisioning import (
     ssh_hardening,
 )
 from gpunode.provisioning.context import Context, Planned
-from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver.files import UNATTENDED
 from gpunode.provisioning.engines import number
 from gpunode.provisioning.keys import KeyRefusedError
-from gpunode.provisioning.locks import lock_lines
-from gpunode.provisioning.manifest import Manifest, NodeQuery
-from gpunode.provisioning.package_record import MARK, installed_by_role
+from gpunode.provisioning.manifest import Manifest, NodeQuery, compared
 from gpunode.provisioning.roles import LOOKS, PLANS, ROLES
 from gpunode.provisioning.state import BOOT_ID, NodeState
-from gpunode.provisioning.transaction import Transaction
+from gpunode.provisioning.transaction import MARK, Transaction, installed_by_role, lock_lines
 
 SSH = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
 RELEASE = "580.95.05"

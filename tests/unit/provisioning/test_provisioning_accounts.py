@@ -14,10 +14,9 @@ from node_samples import by_path, file, node, planned
 from plan_samples import context_of, settings_of
 
 from gpunode.provisioning import accounts
-from gpunode.provisioning.differences import compared
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, sysctl_path
 from gpunode.provisioning.kernel_tuning import SYSCTL as TUNED
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import Manifest, compared
 from gpunode.provisioning.ssh_keys import key_problem
 from gpunode.provisioning.ssh_state import SshState
 

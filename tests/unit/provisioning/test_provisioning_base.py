@@ -8,8 +8,7 @@ from plan_samples import context_of, settings_of
 
 from gpunode.errors import UsageError
 from gpunode.provisioning import base, base_files
-from gpunode.provisioning.differences import compared
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import Manifest, compared
 from gpunode.provisioning.state import NodeState
 
 PEM = "-----BEGIN CERTIFICATE-----\n" + "QUFB" * 40 + "\n-----END CERTIFICATE-----\n"

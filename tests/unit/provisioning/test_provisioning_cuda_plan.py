@@ -7,10 +7,9 @@ from node_samples import after, by_path, contents, context, node, planned
 from test_provisioning_cuda import bare
 
 from gpunode.provisioning import cuda, dcgm
-from gpunode.provisioning.locks import PLUGIN, lock_lines
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import LOCK_PLUGIN, MARK, lock_lines
 
 FACTS = bare("2330").model_dump(mode="json")
 LOADED = {"loaded_driver": {"version": "580.95.05", "flavour": "open"}, "gpu_processes": []}
@@ -124,7 +123,7 @@ def test_with_dnf_the_plugin_that_obeys_locks_comes_where_it_is_missing(role: st
         packages = (toolkits(state) if role == "cuda" else dcgm_planned(state)).packages
         assert packages is not None
         assert packages.manager == "dnf"
-        assert (PLUGIN in packages.install) is expected
+        assert (LOCK_PLUGIN in packages.install) is expected
 
 
 def test_with_dnf_an_exact_version_comes_in_any_release() -> None:

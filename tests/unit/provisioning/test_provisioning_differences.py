@@ -7,12 +7,12 @@ import pytest
 from node_samples import APT_STATE, DNF_STATE, node
 
 from gpunode.facts.units import Unit
-from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
     UnitState,
+    compared,
 )
 from gpunode.provisioning.state import AptState, DnfState, FileState, NodeState
 from gpunode.provisioning.transaction import Transaction

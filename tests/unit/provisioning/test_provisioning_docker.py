@@ -25,9 +25,9 @@ from gpunode.provisioning.docker import (
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, LIVE, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.repository import QUESTION
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import MARK
 
 __all__ = ["keys"]
 BEFORE = ROLE.record

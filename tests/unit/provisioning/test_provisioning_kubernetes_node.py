@@ -20,8 +20,8 @@ from gpunode.provisioning.kubernetes_node import (
     uses_containerd,
 )
 from gpunode.provisioning.manifest import ManagedFile, Manifest
-from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import MARK
 
 CRI = "io.containerd.grpc.v1.cri"
 PATHS = {f"/proc/sys/{name.replace('.', '/')}": value for name, value in VALUES.items()}

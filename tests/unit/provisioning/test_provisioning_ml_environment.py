@@ -17,8 +17,8 @@ from gpunode.provisioning.ml_environment import (
     NCCL,
     PROFILE,
 )
-from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import MARK
 
 ROLE = "ml_environment"
 RECORD = "/var/lib/gpunode/ml_environment/packages-before"

@@ -11,9 +11,9 @@ from plan_samples import planned, state_of
 
 from gpunode.errors import UsageError
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.rdma import KEY, MARKER, MODULES, NAMES, PREFERENCES, ROLE, SOURCES, RdmaResult, Undo
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import MARK
 
 BASE = facts_of(BUNDLE)
 URL = "https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64"

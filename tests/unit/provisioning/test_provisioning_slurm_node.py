@@ -10,8 +10,7 @@ from plan_samples import context_of, settings_of
 from gpunode.errors import UsageError
 from gpunode.facts.pci import PciDevice
 from gpunode.provisioning import slurm_gres, slurm_node
-from gpunode.provisioning.differences import compared
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import Manifest, compared
 from gpunode.provisioning.state import NodeState
 
 H100, L40S = "2330", "26b9"

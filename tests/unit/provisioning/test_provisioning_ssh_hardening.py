@@ -14,8 +14,7 @@ from node_samples import file, node
 from plan_samples import Planned, context_of, settings_of
 
 from gpunode.provisioning import ssh_hardening
-from gpunode.provisioning.differences import compared
-from gpunode.provisioning.manifest import Manifest, RevertibleChange
+from gpunode.provisioning.manifest import Manifest, RevertibleChange, compared
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
 from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST, bad_options, with_options
 from gpunode.provisioning.ssh_state import SshState

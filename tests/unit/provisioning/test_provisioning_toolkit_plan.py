@@ -16,11 +16,11 @@ from gpunode.provisioning.containerd import CHECKED, CONFIG, DROP_IN, MARKER, SU
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
 from gpunode.provisioning.docker_daemon import UNIT as DOCKER_UNIT
 from gpunode.provisioning.keys import armored
-from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.nvidia_container_toolkit import ENV, KEY, PREFERENCES, ROLE, SOURCES, YUM
 from gpunode.provisioning.repository import QUESTION
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import lock_lines
 
 __all__ = ["keys"]
 BEFORE = ROLE.record
