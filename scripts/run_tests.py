@@ -42,7 +42,7 @@ FOUNDATION = (
     "gpunode/provisioning/preflight",
     # Every plan depends on these.
     "gpunode/provisioning/context",
-    "gpunode/provisioning/look",
+    "gpunode/provisioning/answers",
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/order",
     "gpunode/provisioning/role",

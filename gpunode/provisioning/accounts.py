@@ -15,11 +15,10 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, file_reasons
 from gpunode.provisioning.role import Role, Settings, Texts, option
-from gpunode.provisioning.sections import completed
 from gpunode.provisioning.ssh_keys import key_blob, key_problem
 from gpunode.provisioning.ssh_login import keys_elsewhere
-from gpunode.provisioning.ssh_state import SshState, effective_values
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.state import Look, NodeState, SshState, effective_values
+from gpunode.provisioning.templates import completed
 from gpunode.tuning.kernel import in_container
 
 SUDO = "/etc/sudoers.d/zz-gpunode-admins"

@@ -8,9 +8,9 @@ from typing import Literal
 from gpunode.errors import UndeterminedError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import base_files as texts
+from gpunode.provisioning.answers import docker_of
 from gpunode.provisioning.base_settings import BaseSettings, host_and_port
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
@@ -21,8 +21,8 @@ from gpunode.provisioning.manifest import (
     file_reasons,
 )
 from gpunode.provisioning.role import Role, Texts
-from gpunode.provisioning.sections import with_section
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.templates import with_section
 from gpunode.tuning.kernel import in_container
 
 HOSTS, RESOLV, ENVIRONMENT, DNF = "/etc/hosts", "/etc/resolv.conf", "/etc/environment", "/etc/dnf/dnf.conf"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.provisioning.base_settings import BaseSettings
 from gpunode.provisioning.role import Value
-from gpunode.provisioning.sections import MUTED, around, completed, muted, unmuted, with_section
+from gpunode.provisioning.templates import MUTED, around, completed, muted, unmuted, with_section
 
 NAME = "gpunode (role base)"
 BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpunode.checks.containers import moved_devices
 from gpunode.facts import NodeFacts
 from gpunode.facts.containers import CdiSpec
-from gpunode.provisioning.sections import around, completed
+from gpunode.provisioning.templates import around, completed
 
 GPU_KIND = "nvidia.com/gpu"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"

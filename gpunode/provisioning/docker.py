@@ -7,6 +7,7 @@ import re
 from gpunode.catalog import load
 from gpunode.facts.system import OperatingSystem
 from gpunode.frozen import Frozen
+from gpunode.provisioning.answers import DockerState, docker_of, storage_of
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import read_document
@@ -14,7 +15,6 @@ from gpunode.provisioning.docker_daemon import BEFORE as DAEMON_BEFORE
 from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, UNIT, daemon_change, daemon_memory
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
 from gpunode.provisioning.docker_settings import DockerSettings, daemon_request
-from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
 from gpunode.provisioning.kubernetes_node import CONTAINERD, uses_containerd
 from gpunode.provisioning.manifest import (
@@ -28,7 +28,6 @@ from gpunode.provisioning.manifest import (
 from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
 from gpunode.provisioning.role import Role, Texts, keeping
 from gpunode.provisioning.state import Look, NodeState
-from gpunode.provisioning.storage_answer import parsed
 from gpunode.provisioning.transaction import Transaction, installed_by_role
 
 SOURCES, KEY, YUM, RPM_KEY = repository_paths("docker")
@@ -261,7 +260,7 @@ def _data_refusals(root: str | None, context: Context) -> list[str]:
     """Return why the engine must not use its data folder: its owner could add containers that run as root."""
     if root is None:
         return []
-    seen = parsed(context.answers[DATA_ROOT])
+    seen = storage_of(context.answers[DATA_ROOT])
     if seen.error:
         return [f"data-root: {root} could not be queried: {seen.error}"]
     folder = seen.at(root)
@@ -275,7 +274,7 @@ def _data_refusals(root: str | None, context: Context) -> list[str]:
 
 def _missing_data(root: str | None, context: Context) -> list[str]:
     """Return the data folder if it is missing: in a scratch directory, users could create it before the engine."""
-    folder = parsed(context.answers[DATA_ROOT]).paths.get(root) if root is not None else None
+    folder = storage_of(context.answers[DATA_ROOT]).paths.get(root) if root is not None else None
     return [root] if root is not None and folder is not None and folder.kind == "absent" else []
 
 

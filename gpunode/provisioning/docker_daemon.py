@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from gpunode.provisioning.answers import DockerState
 from gpunode.provisioning.daemon_json import (
     DaemonMemory,
     Document,
@@ -15,7 +16,6 @@ from gpunode.provisioning.daemon_json import (
     read_document,
     read_memory,
 )
-from gpunode.provisioning.docker_state import DockerState
 from gpunode.provisioning.engines import InstalledEngine, restart_obstacles, unknown_options
 from gpunode.provisioning.manifest import USER_IN_URL, ManagedFile, UnitState
 from gpunode.provisioning.state import Look, NodeState

@@ -7,14 +7,19 @@ import re
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.firewall_policy import (
+    CONF,
     TABLE,
+    ZONE,
+    ZONE_FILE,
     FirewallPolicy,
     FirewallSettings,
+    default_zone,
     lets_in,
     nft_text,
     policy_of,
+    with_default_zone,
+    zone_rules,
 )
-from gpunode.provisioning.firewall_zone import CONF, ZONE, ZONE_FILE, default_zone, with_default_zone, zone_rules
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,

@@ -1,4 +1,4 @@
-"""Policy of the role firewall: read from its settings, every entry checked, and rendered for nftables."""
+"""Policy of the role firewall: read from its settings, every entry checked, and rendered for nftables and firewalld."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning.role import PackageSettings, option
-from gpunode.provisioning.templates import rendered
+from gpunode.provisioning.templates import completed, rendered
 
 Network = IPv4Network | IPv6Network
 Family = Literal["ip", "ip6"]
 TABLE = "gpunode"
 EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+ZONE = "gpunode"
+ZONE_FILE = f"/etc/firewalld/zones/{ZONE}.xml"
+CONF = "/etc/firewalld/firewalld.conf"
+_DEFAULT = re.compile(r"(?m)^[ \t]*DefaultZone[ \t]*=[ \t]*(.*?)[ \t]*$")
 BURST = 30
 """New connections of one source before its rate is limited."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
@@ -326,3 +330,38 @@ def port_ranges(ports: Sequence[tuple[int, int]]) -> list[str]:
         else:
             merged.append((first, last))
     return [str(first) if first == last else f"{first}-{last}" for first, last in merged]
+
+
+class ZoneRule(NamedTuple):
+    """What a network may reach; without ports: everything."""
+
+    network: Network
+    ports: str = ""
+    protocol: str = ""
+    rate: int = 0
+
+
+def zone_rules(policy: FirewallPolicy) -> list[ZoneRule]:
+    """Return the rules of the zone, which rejects traffic that none of them accepts."""
+    return [
+        *map(ZoneRule, policy.cluster),
+        *(
+            ZoneRule(network, ports, service.protocol, service.rate)
+            for service in policy.services
+            for network in service.networks
+            for ports in port_ranges(service.ports)
+        ),
+    ]
+
+
+def with_default_zone(conf: str, zone: str) -> str:
+    """Return firewalld.conf with another default zone."""
+    if _DEFAULT.search(conf):
+        return _DEFAULT.sub(f"DefaultZone={zone}", conf, count=1)
+    return f"{completed(conf)}DefaultZone={zone}\n"
+
+
+def default_zone(conf: str) -> str:
+    """Return the default zone in firewalld.conf; firewalld's built-in default is ``public``."""
+    match = _DEFAULT.search(conf)
+    return match[1] if match and match[1] else "public"

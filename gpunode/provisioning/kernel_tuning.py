@@ -9,8 +9,8 @@ from typing import Literal
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import kernel_boot
+from gpunode.provisioning.answers import docker_of
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
 from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState, file_reasons

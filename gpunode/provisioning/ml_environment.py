@@ -15,8 +15,8 @@ from gpunode.onnode import program_text
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, Manifest
 from gpunode.provisioning.role import PackageSettings, Role, Value, option
-from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.templates import around, completed
 from gpunode.provisioning.transaction import Transaction
 from gpunode.tuning import Setting, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.nccl_names import debugs

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator
 
+from gpunode.provisioning.answers import DockerState, docker_of
 from gpunode.provisioning.cdi import (
     REFRESH_ENV,
     RefreshEnvironment,
@@ -22,7 +23,6 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import MergedDaemon, read_document
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, DaemonChange, daemon_change
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
-from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import (
     EngineSupport,
     InstalledEngine,

@@ -16,8 +16,8 @@ from gpunode.provisioning.fabric import installed_driver, pci_ids
 from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeCommand, UnitState
 from gpunode.provisioning.role import PackageSettings, Role, Texts, Value, option
-from gpunode.provisioning.sections import completed
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.templates import completed
 from gpunode.provisioning.transaction import Transaction
 from gpunode.stack import Stack
 from gpunode.stack.model import PackageChoice

@@ -37,8 +37,7 @@ from gpunode.provisioning.ssh_settings import (
     host_keys,
     placed_host_keys,
 )
-from gpunode.provisioning.ssh_state import Content, Login, Reported, SshState, Text, effective_values
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.state import Content, Login, Look, NodeState, Reported, SshState, Text, effective_values
 
 MAIN = "/etc/ssh/sshd_config"
 CLIENT = "/etc/ssh/ssh_config.d/00-gpunode.conf"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 
-from gpunode.provisioning.ssh_state import Account, PublicKey, effective_values
+from gpunode.provisioning.state import Account, PublicKey, effective_values
 
 REPEATABLE = frozenset(
     {"port", "hostkey", "acceptenv", "allowusers", "allowgroups", "denyusers", "denygroups", "subsystem"}

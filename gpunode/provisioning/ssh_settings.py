@@ -9,7 +9,7 @@ from typing import Literal
 
 from gpunode.provisioning.role import Settings, Value, option
 from gpunode.provisioning.ssh_login import MAIN, setting_lines
-from gpunode.provisioning.ssh_state import HostKey, SshState
+from gpunode.provisioning.state import HostKey, SshState
 
 # The lists of ssh-audit's guides for Debian 12 and 13, in their order. The daemon's algorithms decide between them: if
 # it supports mlkem768x25519-sha256, only key exchanges that resist quantum computers stay.

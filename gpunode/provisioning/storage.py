@@ -14,11 +14,11 @@ from pydantic import JsonValue, ValidationError, field_validator
 
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
+from gpunode.provisioning.answers import StorageAnswer, storage_of
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
 from gpunode.provisioning.role import PackageSettings, Role, Texts, option
 from gpunode.provisioning.state import Look, NodeState
-from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
     DISK_ID,
     HookMount,
@@ -190,7 +190,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         questions["offers"] = NodeQuery(kind="package_offers", body={"names": missing})
     if unanswered := {name: question for name, question in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE.name, questions=unanswered)
-    seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
+    seen, offers = storage_of(context.answers["disks"]), context.answers.get("offers") or {}
     if error := seen.error or offers.get("error"):
         return Manifest(role=ROLE.name, refusals=(f"storage: the node could not be queried: {error}",))
     fresh = [mount.line for mount in requested]
@@ -287,7 +287,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     paths = [path_of(line) for line in lines]
     if "disks" not in context.answers:
         return Manifest(role=ROLE.name, questions={"disks": _question(disks, paths, ())})
-    seen = parsed(context.answers["disks"])
+    seen = storage_of(context.answers["disks"])
     if seen.error:
         return Manifest(role=ROLE.name, refusals=(f"storage: the node could not be queried: {seen.error}",))
     if against := _busy(paths, seen):

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning.role import option
-from gpunode.provisioning.ssh_state import Reported
+from gpunode.provisioning.state import Reported
 
 NAME = "gpunode (role storage)"
 BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"

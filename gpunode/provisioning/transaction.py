@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gpunode.frozen import Frozen
-from gpunode.provisioning.ssh_state import Content, Reported, Text
-from gpunode.provisioning.state import DnfState, Names, NodeState, Versions
+from gpunode.provisioning.state import Content, DnfState, Names, NodeState, Reported, Text, Versions
 from gpunode.text import matches_any
 
 RELEASE = "@RELEASE@"

@@ -43,8 +43,8 @@ try:
     from gpunode.catalog import load
     from gpunode.errors import GpunodeError
     from gpunode.isolation import Exceeded, Workers
+    from gpunode.provisioning.answers import parsed
     from gpunode.provisioning.context import Context, Planned
-    from gpunode.provisioning.look import parsed
     from gpunode.provisioning.manifest import USER_IN_URL
     from gpunode.provisioning.parts import PARTS, probe_text
     from gpunode.provisioning.roles import LOOKS, NEEDS, PLANS

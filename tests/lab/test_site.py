@@ -22,7 +22,7 @@ CONCERNS = (
     "plugins/",
     "playbooks/",
     "gpunode/provisioning/context",
-    "gpunode/provisioning/look",
+    "gpunode/provisioning/answers",
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/roles",
     "gpunode/provisioning/parts",

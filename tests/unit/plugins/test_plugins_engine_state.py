@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from gpunode.errors import UndeterminedError
-from gpunode.provisioning.docker_state import DockerState, docker_of
+from gpunode.provisioning.answers import DockerState, docker_of
 from gpunode.provisioning.state import NodeState
 
 FOLDER = Path(__file__).parents[3] / "plugins" / "module_utils"

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import ssh_state
 
 from gpunode.provisioning.ssh_login import obstacles
-from gpunode.provisioning.ssh_state import Account
+from gpunode.provisioning.state import Account
 
 # As `getent passwd` and `id` print them on a member of a domain: SSSD does not enumerate.
 REMOTE = pwd.struct_passwd(("ada", "*", 1712001105, 1712000513, "Ada", "/home/corp/ada", "/bin/bash"))

@@ -18,7 +18,7 @@ from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, 
 from gpunode.provisioning.kernel_tuning import SYSCTL as TUNED
 from gpunode.provisioning.manifest import Manifest, compared
 from gpunode.provisioning.ssh_keys import key_problem
-from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.state import SshState
 
 RECORDED = json.loads((Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json").read_text(encoding="utf-8"))
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"

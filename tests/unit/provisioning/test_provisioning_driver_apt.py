@@ -6,10 +6,10 @@ import pytest
 from driver_samples import APT, BUNDLE, HGX, REST_OF_APT, UBUNTU, apt_plan, facts_of, resolved_of, stack_of
 
 from gpunode.facts import NodeFacts
+from gpunode.provisioning.answers import with_publishers
 from gpunode.provisioning.driver.apt import removal
 from gpunode.provisioning.driver.model import DriverPlan
 from gpunode.provisioning.driver.sources import SOURCES
-from gpunode.provisioning.look import with_publishers
 from gpunode.provisioning.state import AptState, NodeState
 from gpunode.provisioning.transaction import Transaction
 

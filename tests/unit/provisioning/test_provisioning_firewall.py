@@ -10,8 +10,16 @@ import pytest
 from node_samples import after, by_path, contents, context, file, node, planned, settings_of
 
 from gpunode.provisioning.firewall import FOLDER, FOLLOWED, LOADED, REMOVE, RULES, UNIT
-from gpunode.provisioning.firewall_policy import FirewallPolicy, FirewallSettings, lets_in, nft_text, policy_of
-from gpunode.provisioning.firewall_zone import CONF, ZONE_FILE, with_default_zone
+from gpunode.provisioning.firewall_policy import (
+    CONF,
+    ZONE_FILE,
+    FirewallPolicy,
+    FirewallSettings,
+    lets_in,
+    nft_text,
+    policy_of,
+    with_default_zone,
+)
 from gpunode.provisioning.manifest import Manifest, RevertibleChange
 from gpunode.provisioning.state import NodeState
 

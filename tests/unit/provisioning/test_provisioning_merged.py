@@ -16,12 +16,12 @@ from node_samples import by_path, context, file, node, settings_of
 from test_provisioning_accounts import OPERATOR, RECORDED, plan, result
 
 from gpunode.errors import UsageError
-from gpunode.provisioning import cdi, firewall_zone, ml_environment, storage_mounts, updates_dnf
+from gpunode.provisioning import cdi, firewall_policy, ml_environment, storage_mounts, updates
 from gpunode.provisioning.daemon_json import merge_daemon
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.nvidia_fabric import merged
 from gpunode.provisioning.roles import LOOKS, PLANS
-from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.state import SshState
 
 LINES = ("[commands]", "# a comment", "NAME=value", "upgrade_type = default", "UUID=1 /home xfs defaults 0 0", "", " x")
 USERS = st.lists(st.sampled_from(LINES), min_size=1, max_size=6).map("\n".join)
@@ -135,9 +135,9 @@ def test_no_byte_of_other_files_is_lost(text: str, damage: Any) -> None:
     ]
     assert keys.startswith(text)
     assert lost(text, merged(text, {"FABRIC_MODE": "1"}), "FABRIC_MODE=1") == []
-    automatic, _, _ = updates_dnf.automatic_text(text, None, automatic=True, kernel=False, engine=False)
+    automatic, _, _ = updates.automatic_text(text, None, automatic=True, kernel=False, engine=False)
     assert lost(text, automatic or "", "\n".join(line for line in text.split("\n") if "upgrade_type" in line)) == []
-    assert lost(text, firewall_zone.with_default_zone(text, "gpunode"), "DefaultZone=gpunode") == []
+    assert lost(text, firewall_policy.with_default_zone(text, "gpunode"), "DefaultZone=gpunode") == []
 
 
 @MANY

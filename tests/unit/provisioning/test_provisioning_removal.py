@@ -9,7 +9,7 @@ from node_samples import after, collection_root, context, node, planned, setting
 from test_provisioning_accounts import KEY
 from test_provisioning_toolkit_plan import AT, DOCKER, FACTS, LOADED, NVIDIAS, RUNS
 
-from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.state import SshState
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "ssh"
 

@@ -17,7 +17,7 @@ from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.manifest import Manifest, RevertibleChange, compared
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
 from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST, bad_options, with_options
-from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.state import SshState
 from gpunode.provisioning.templates import rendered
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=30)

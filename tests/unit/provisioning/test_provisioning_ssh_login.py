@@ -14,7 +14,7 @@ from gpunode.provisioning.ssh_login import (
     overridden,
     setting_lines,
 )
-from gpunode.provisioning.ssh_state import Account, PublicKey
+from gpunode.provisioning.state import Account, PublicKey
 
 OWN = "/etc/ssh/sshd_config.d/10-own.conf"
 MODERN = {"pubkeyacceptedalgorithms": ("ssh-ed25519,rsa-sha2-512",), "requiredrsasize": ("3072",)}

@@ -14,8 +14,15 @@ from gpunode.facts.updates import parse_apt_config
 from gpunode.lab.packages.recorded import recorded
 from gpunode.onnode import pending_updates
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.updates import NEEDRESTART, POLICY, PROGRAM, SETTINGS
-from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text
+from gpunode.provisioning.updates import (
+    AUTOMATIC,
+    NEEDRESTART,
+    POLICY,
+    PROGRAM,
+    SETTINGS,
+    automatic_text,
+    restored_text,
+)
 
 TOOL = {"unattended-upgrades": "2.9"}
 MOVE = (

@@ -9,7 +9,7 @@ from driver_samples import BUNDLE
 from node_samples import APT_STATE, DNF_STATE, node
 
 from gpunode.errors import UsageError
-from gpunode.provisioning import look
+from gpunode.provisioning import answers
 from gpunode.provisioning.state import NodeState
 
 TEXT = BUNDLE.read_text(encoding="utf-8")
@@ -21,12 +21,12 @@ def answer(**changes: Any) -> str:
 
 def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
     files = {"/etc/x": {"kind": "file", "sha256": "0" * 64, "mode": "0644", "owner": "root", "group": "root"}}
-    text = look.parsed(answer(files=files, contents={"/etc/x": "t\n"}, engine={"info": None}), "gpu1")
+    text = answers.parsed(answer(files=files, contents={"/etc/x": "t\n"}, engine={"info": None}), "gpu1")
     state = NodeState.model_validate_json(text)
     assert state.model_dump_json().encode() == text
     assert state.files["/etc/x"].mode == "0644"
     assert state.dnf is None
-    assert NodeState.model_validate_json(look.parsed(answer(apt=None, dnf=DNF_STATE), "gpu1")).apt is None
+    assert NodeState.model_validate_json(answers.parsed(answer(apt=None, dnf=DNF_STATE), "gpu1")).apt is None
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
 )
 def test_an_invalid_state_is_one_line_that_names_the_node(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        look.parsed(text, "what gpu1 answered")
+        answers.parsed(text, "what gpu1 answered")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 
 def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "MAX_BYTES", 100)
+    monkeypatch.setattr(answers, "MAX_BYTES", 100)
     with pytest.raises(UsageError, match="is longer than"):
-        look.parsed(answer(), "what gpu1 answered")
+        answers.parsed(answer(), "what gpu1 answered")
 
 
 def test_files_that_are_planned_are_seen_where_they_are_known() -> None:
