@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import Field
@@ -12,12 +14,10 @@ from pydantic import Field
 from gpunode.frozen import Frozen
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, file_reasons
 from gpunode.provisioning.role import Role, Settings, Texts, option
-from gpunode.provisioning.ssh_keys import key_blob, key_problem
 from gpunode.provisioning.ssh_login import keys_elsewhere
-from gpunode.provisioning.state import Look, NodeState, SshState, effective_values
+from gpunode.provisioning.state import Look, NodeState, SshState, effective_values, sysctl_path
 from gpunode.provisioning.templates import completed
 from gpunode.tuning.kernel import in_container
 
@@ -32,6 +32,47 @@ SIZE = re.compile(r"[1-9][0-9]{0,6}[MGT]")
 NO_FOLDER = {"link": "a symbolic link", "file": "a file", "other": "a pipe, a socket or a device"}
 """What can be at ``~/.ssh`` in place of a directory."""
 RULES = {"passwordless": "ALL=(ALL:ALL) NOPASSWD: ALL", "password": "ALL=(ALL:ALL) ALL", "none": ""}
+KEY_TYPES = re.compile(r"(sk-)?(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa)(@openssh\.com)?")
+LEAST_RSA_BITS = 2048
+SYSCTL = "/etc/sysctl.d/60-gpunode-accounts.conf"
+HARDENING = {
+    "fs.protected_fifos": "1",
+    "fs.protected_hardlinks": "1",
+    "fs.protected_regular": "2",
+    "fs.protected_symlinks": "1",
+    "fs.suid_dumpable": "0",
+    "kernel.dmesg_restrict": "1",
+    "kernel.kptr_restrict": "1",
+    "kernel.randomize_va_space": "2",
+    "net.ipv4.conf.all.accept_redirects": "0",
+    "net.ipv4.conf.all.accept_source_route": "0",
+    "net.ipv4.conf.all.send_redirects": "0",
+    "net.ipv4.conf.default.accept_redirects": "0",
+    "net.ipv4.conf.default.accept_source_route": "0",
+    "net.ipv4.conf.default.send_redirects": "0",
+    "net.ipv4.icmp_echo_ignore_broadcasts": "1",
+    "net.ipv4.icmp_ignore_bogus_error_responses": "1",
+    "net.ipv4.tcp_syncookies": "1",
+    "net.ipv6.conf.all.accept_redirects": "0",
+    "net.ipv6.conf.all.accept_source_route": "0",
+    "net.ipv6.conf.default.accept_redirects": "0",
+    "net.ipv6.conf.default.accept_source_route": "0",
+}
+"""Kernel settings of a hardened node."""
+EXCEPTIONS = {
+    "net.ipv4.ip_forward=0": "containers and CNI forward packets through the node",
+    "net.ipv4.conf.*.rp_filter=1": "with several RDMA interfaces in one network, answers leave by another one",
+    "net.ipv4.conf.*.arp_ignore": "multi-rail RoCE sets it by its own routing rules",
+    "kernel.unprivileged_userns_clone=0, user.max_user_namespaces=0": "rootless Podman and Enroot need user namespaces",
+    "kernel.yama.ptrace_scope=1": "py-spy attaches to running processes, and MPI copies between those of a user (CMA)",
+    "kernel.perf_event_paranoid=3": "perf and Nsight sample programs of users",
+    "kernel.modules_disabled=1": "the NVIDIA module is loaded, unloaded and built by DKMS while the node runs",
+    "kernel.kexec_load_disabled=1": "kdump keeps a second kernel ready",
+    "vm.overcommit_memory=2": "CUDA reserves more address space than the node has memory",
+    "modprobe: squashfs, vfat, rds": "Enroot mounts squashfs, the EFI partition is vfat",
+    "noexec on /tmp and /dev/shm": "compiled kernels are loaded from /tmp, and NCCL shares memory in /dev/shm",
+}
+"""Settings of other guides that a GPU node must not have, with the reason."""
 
 
 class Admin(Frozen):
@@ -92,7 +133,7 @@ ROLE = Role(
     result=AccountsResult,
     files=(JOURNAL, SYSCTL),
     kernel=True,
-    more=Look(paths=(SUDO, WAITING), contents=(USERADD, *(sysctl_path(name) for name in SETTINGS))),
+    more=Look(paths=(SUDO, WAITING), contents=(USERADD, *(sysctl_path(name) for name in HARDENING))),
 )
 
 
@@ -105,7 +146,7 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
     refusals = tuple(_bad_settings(settings))
     if refusals:
         return Manifest(role=ROLE.name, refusals=refusals)
-    kernel = owned(context.settings_of("kernel_tuning")["sysctl"]) if settings.sysctl else {}
+    kernel = _hardening(context.settings_of("kernel_tuning")["sysctl"]) if settings.sysctl else {}
     runtime = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in kernel.items()}
     admins = [admin for admin in settings.admins if admin.state == "present"]
     if brings_users(state, context):
@@ -266,3 +307,60 @@ def _runtime_reasons(state: NodeState, runtime: Mapping[str, str]) -> Iterator[s
         # Not set on a kernel without the setting.
         if text is not None and text.strip() != value:
             yield f"{path} is {text.strip()[:50]}, not {value}"
+
+
+def key_problem(text: str) -> str | None:
+    """Return the error in one public key in one line, without repeating a secret; None if there is none."""
+    if "PRIVATE KEY" in text:
+        return "is a private key: use the public key (the .pub file), and replace a private key that was shared"
+    if "PuTTY-User-Key-File" in text or "SSH2 PUBLIC KEY" in text:
+        return "has the format of another program: convert it with ssh-keygen -i -f FILE"
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) != 1:
+        return f"has {len(lines)} lines: list one key each"
+    fields = lines[0].split()
+    key = next(((kind, fields[at + 1]) for at, kind in enumerate(fields[:-1]) if KEY_TYPES.fullmatch(kind)), None)
+    if key is None:
+        return f"starts with {fields[0][:20]!r}, which is not a key type (example: ssh-ed25519 AAAA… name)"
+    kind, blob = key
+    try:
+        data = b64decode(blob, validate=True)
+    except ValueError:
+        return f"({kind}) is damaged: its base64 does not decode"
+    parts = _parts(data)
+    if not parts or parts[0].decode("ascii", "replace") != kind:
+        return f"({kind}) is damaged: its content is not a key of this type"
+    if kind == "ssh-rsa":
+        bits = int.from_bytes(parts[2], "big").bit_length() if len(parts) == 3 else 0
+        if bits < LEAST_RSA_BITS:
+            return f"is an RSA key of {bits} bits: use at least {LEAST_RSA_BITS}, or ssh-ed25519"
+    elif kind == "ssh-ed25519" and [len(part) for part in parts[1:]] != [32]:
+        return f"({kind}) is damaged: it is cut off"
+    return None
+
+
+def key_blob(text: str) -> str:
+    """Return the part that two lines of one key have in common."""
+    fields = text.split()
+    return next((fields[at + 1] for at, kind in enumerate(fields[:-1]) if KEY_TYPES.fullmatch(kind)), text)
+
+
+def _parts(data: bytes) -> list[bytes]:
+    """Return the length-prefixed parts of a key; empty if it is truncated."""
+    parts = []
+    while data:
+        length = int.from_bytes(data[:4], "big")
+        if len(data) < 4 + length:
+            return []
+        parts.append(data[4 : 4 + length])
+        data = data[4 + length :]
+    return parts
+
+
+def _hardening(requested: Iterable[str]) -> dict[str, str]:
+    """Return the settings without those that a user requests with kernel_tuning_sysctl: a name, or a pattern of names.
+
+    Each key has one owner, and the user's is the role kernel_tuning, also with null, which leaves the kernel's value.
+    """
+    keys = tuple(requested)
+    return {name: value for name, value in HARDENING.items() if not any(fnmatchcase(name, pattern) for pattern in keys)}

@@ -12,10 +12,9 @@ from gpunode.provisioning import kernel_boot
 from gpunode.provisioning.answers import docker_of
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
-from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState, file_reasons
 from gpunode.provisioning.role import Role, Settings, Texts, Value, option
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.state import Look, NodeState, sysctl_path
 from gpunode.tuning import tune_node
 from gpunode.tuning.kernel import in_container, is_guest
 

@@ -12,10 +12,9 @@ from gpunode.provisioning.base_settings import like
 from gpunode.provisioning.containerd import CONFIG, UNIT, kubernetes_config, restarted
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.engines import installed_engine
-from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, NodeQuery, UnitState
 from gpunode.provisioning.role import PackageSettings, Role, keeping, option
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.state import Look, NodeState, sysctl_path
 from gpunode.tuning.kernel import in_container
 
 MODULES = "/etc/modules-load.d/gpunode-kubernetes.conf"

@@ -119,6 +119,11 @@ class SshState(Reported):
         return next((account for account in self.accounts if account.name == name), None)
 
 
+def sysctl_path(name: str) -> str:
+    """Return the path of a setting below /proc/sys."""
+    return f"/proc/sys/{name.replace('.', '/')}"
+
+
 def effective_values(text: str) -> dict[str, tuple[str, ...]]:
     """Return the settings that ``sshd -T`` printed, each with its values; names are in lower case."""
     settings: dict[str, list[str]] = {}

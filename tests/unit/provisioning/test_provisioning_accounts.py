@@ -14,11 +14,10 @@ from node_samples import by_path, file, node, planned
 from plan_samples import context_of, settings_of
 
 from gpunode.provisioning import accounts
-from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, sysctl_path
+from gpunode.provisioning.accounts import EXCEPTIONS, HARDENING, SYSCTL, key_problem
 from gpunode.provisioning.kernel_tuning import SYSCTL as TUNED
 from gpunode.provisioning.manifest import Manifest, compared
-from gpunode.provisioning.ssh_keys import key_problem
-from gpunode.provisioning.state import SshState
+from gpunode.provisioning.state import SshState, sysctl_path
 
 RECORDED = json.loads((Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json").read_text(encoding="utf-8"))
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
@@ -293,7 +292,7 @@ def test_a_settled_node_is_left_alone() -> None:
     files: dict[str, Any] = {path: file(text) for path, text in texts.items()}
     files[accounts.SUDO] = file(guarded(first)[accounts.SUDO] or "", mode="0440")
     files[accounts.ROLE.folder] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
-    live = {sysctl_path(name): f"{value}\n" for name, value in SETTINGS.items()}
+    live = {sysctl_path(name): f"{value}\n" for name, value in HARDENING.items()}
     settled = plan(ssh, files=files, texts=live, admins=[OPERATOR], sudo="password")
     assert not settled.pending, settled.pending_reasons
     other = {**live, sysctl_path("kernel.kptr_restrict"): "0\n"}
@@ -312,7 +311,7 @@ def keys_of(text: str | None) -> set[str]:
 
 
 @settings(max_examples=effort(40, 1000), deadline=None)
-@given(tuned=st.dictionaries(st.sampled_from([*sorted(SETTINGS), "vm.swappiness"]), st.sampled_from(["0", "1", None])))
+@given(tuned=st.dictionaries(st.sampled_from([*sorted(HARDENING), "vm.swappiness"]), st.sampled_from(["0", "1", None])))
 def test_no_kernel_setting_is_set_by_two_roles(tuned: dict[str, Any]) -> None:
     """Also of those that the node's owner requests: kernel_tuning has them, and accounts leaves them alone."""
     kernel_tuning = planned("kernel_tuning", LARGE_NODE, sysctl=tuned, fleet_size=1000)
@@ -321,14 +320,14 @@ def test_no_kernel_setting_is_set_by_two_roles(tuned: dict[str, Any]) -> None:
     keys = keys_of(next(file.content for file in manifest.files if file.path == SYSCTL))
     assert len(keys_of(kernel)) > 8 - len(tuned)
     assert not keys_of(kernel) & keys
-    assert keys == SETTINGS.keys() - tuned.keys()
+    assert keys == HARDENING.keys() - tuned.keys()
     assert (manifest.kernel_values or {}).keys() == {sysctl_path(name) for name in keys}
 
 
 def test_a_pattern_of_kernel_settings_has_one_owner_too() -> None:
     manifest = plan(tuned={"net.ipv4.conf.*.accept_redirects": "1"})
     keys = keys_of(next(file.content for file in manifest.files if file.path == SYSCTL))
-    assert SETTINGS.keys() - keys == {f"net.ipv4.conf.{name}.accept_redirects" for name in ("all", "default")}
+    assert HARDENING.keys() - keys == {f"net.ipv4.conf.{name}.accept_redirects" for name in ("all", "default")}
 
 
 def test_nothing_that_hurts_a_gpu_node_is_set_and_each_exception_is_explained() -> None:
