@@ -46,7 +46,6 @@ FOUNDATION = (
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/order",
     "gpunode/provisioning/role",
-    "gpunode/provisioning/parts",
     "gpunode/provisioning/state",
     "playbooks/molecule_",
     ".config/",

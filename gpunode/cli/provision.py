@@ -29,7 +29,7 @@ from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory
 from gpunode.fleet.locks import refuse_inventory
 from gpunode.fleet.playbook import CALLBACKS, NODES_FILE, exit_code_of, option_words, playbook_of, run
-from gpunode.provisioning.tags import refuse_unknown_tags
+from gpunode.provisioning.role import refuse_unknown_tags
 from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, closing
 from gpunode.text import listed, printable
 from gpunode.variables import refuse_extra_variables, refuse_missing_tasks, unread_variables

@@ -10,13 +10,6 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator
 
 from gpunode.provisioning.answers import DockerState, docker_of
-from gpunode.provisioning.cdi import (
-    REFRESH_ENV,
-    RefreshEnvironment,
-    refresh_environment,
-    refresh_reason,
-    stale_specifications,
-)
 from gpunode.provisioning.containerd import LOOK as CONTAINERD_LOOK
 from gpunode.provisioning.containerd import ContainerdChange, containerd_change, containerd_restored
 from gpunode.provisioning.context import Context
@@ -42,7 +35,16 @@ from gpunode.provisioning.repository import (
 )
 from gpunode.provisioning.role import PackageSettings, Role, Texts, option
 from gpunode.provisioning.state import Look, NodeState
-from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
+from gpunode.provisioning.toolkit import (
+    REFRESH_ENV,
+    RefreshEnvironment,
+    ToolkitRequest,
+    refresh_environment,
+    refresh_reason,
+    stale_specifications,
+    toolkit_daemon,
+    toolkit_request,
+)
 from gpunode.tuning import WORKLOADS, Profile, Workload, env_file, tune
 
 SOURCES, KEY, YUM, RPM_KEY = repository_paths("nvidia-container-toolkit")

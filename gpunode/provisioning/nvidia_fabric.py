@@ -12,10 +12,17 @@ from typing import Literal
 
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.fabric import installed_driver, pci_ids
-from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeCommand, UnitState
 from gpunode.provisioning.role import PackageSettings, Role, Texts, Value, option
+from gpunode.provisioning.running_driver import (
+    FABRIC_MANAGER,
+    IMEX,
+    gpus_in_use,
+    installed_driver,
+    manager_version,
+    must_be_idle,
+    pci_ids,
+)
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import completed
 from gpunode.provisioning.transaction import Transaction

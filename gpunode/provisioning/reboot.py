@@ -7,8 +7,8 @@ from gpunode.checks.next_boot import why_not_to_boot
 from gpunode.facts import NodeFacts
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.running_driver import gpus_in_use
 from gpunode.provisioning.service import drained, holder
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 from gpunode.text import listed

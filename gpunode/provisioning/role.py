@@ -1,13 +1,15 @@
-"""The shape of a role: what it owns on a node, from which what is read, the plan and the removal follow."""
+"""The shape of a role: what it owns on a node, from which what is read, the plan, the removal and the tags follow."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import yaml
 from pydantic import Field, ValidationError
 
 from gpunode.errors import UsageError
@@ -25,6 +27,11 @@ from gpunode.provisioning.manifest import (
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import program, rendered
 from gpunode.provisioning.transaction import Transaction, installed_by_role, lock_plugin, removable
+from gpunode.text import did_you_mean, nearest
+from gpunode.yaml_file import LOADER
+
+SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
+"""Tags with a meaning of their own in Ansible."""
 
 
 class Variables(Frozen):
@@ -104,7 +111,7 @@ class Role(Generic[S]):
     more: Look = field(default_factory=Look)
     """What is read in addition to the above."""
     reads: tuple[str, ...] = ()
-    """Further parts of the state that its plan needs (``gpunode.provisioning.parts``); packages are one."""
+    """Further parts of the state that its plan needs (``gpunode.provisioning.context``); packages are one."""
     _present: Present[S] | None = None
     _absent: Absent | None = None
 
@@ -312,3 +319,42 @@ def keeping(manifest: Manifest, state: NodeState, names: Collection[str]) -> Man
 def _of_the_site(settings: Variables) -> list[str]:
     """Return the names of the packages that the site adds to a role."""
     return [entry.partition("=")[0] for entry in getattr(settings, "gpunode_extra_packages", ())]
+
+
+def refuse_unknown_tags(root: Path, tags: Sequence[str]) -> None:
+    """Raise UsageError for a tag that does not exist: Ansible runs nothing for it and reports success."""
+    if not tags:
+        return
+    known = SPECIAL_TAGS.union(
+        *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml"))),
+        # The common tasks have those of every role.
+        *(role_tags(path.parts[-3]) for path in root.glob("roles/*/meta/main.yml")),
+    )
+    for tag in (argument.strip() for value in tags for argument in value.split(",") if argument.strip()):
+        if tag not in known:
+            near = did_you_mean(nearest(tag, known, likeness=0.5))
+            hint = near or f"known: {', '.join(sorted(known - SPECIAL_TAGS))}"
+            raise UsageError(f"no task has the tag {tag}; {hint}")
+
+
+def _tags(file: Path) -> set[str]:
+    """Return all tags in a playbook or a file of tasks, at every level; ``--list-tags`` omits included files."""
+
+    def walk(node: yaml.Node | None) -> Iterator[str]:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                yield from _tag_names(value) if key.value == "tags" else walk(value)
+        elif isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                yield from walk(item)
+
+    try:
+        return set(walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER)))
+    except yaml.YAMLError as err:
+        raise UsageError(f"{file} is not valid YAML: reinstall gpunode: {str(err).splitlines()[0]}") from None
+
+
+def _tag_names(node: yaml.Node) -> Iterator[str]:
+    scalars = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    for scalar in scalars:
+        yield from (name.strip() for name in str(scalar.value).split(",") if name.strip())

@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.running_driver import gpus_in_use
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
 ROLE = "service"

@@ -16,9 +16,9 @@ from gpunode.facts.slurm import gpus_of, of_node, types_of
 from gpunode.frozen import Frozen
 from gpunode.provisioning.base_settings import HOST, like
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.role import PackageSettings, Role, Texts, Value, option
+from gpunode.provisioning.running_driver import gpus_in_use
 from gpunode.provisioning.slurm_gres import Gres, gpu_lines
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import mark_of

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.units import Unit
-from gpunode.provisioning.parts import FIELDS, NotReadError, partial
+from gpunode.provisioning.context import FIELDS, NotReadError, partial
 
 Text = Annotated[str, Field(max_length=4096)]
 Words = Annotated[tuple[Text, ...], Field(max_length=1000)]

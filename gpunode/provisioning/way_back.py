@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from gpunode.catalog.origins import upstream_version
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.fabric import installed_driver
 from gpunode.provisioning.manifest import Manifest, NodeQuery
+from gpunode.provisioning.running_driver import installed_driver
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.text import listed
 

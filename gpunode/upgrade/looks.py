@@ -15,7 +15,7 @@ from gpunode.history.runs import SNAPSHOT, extract_snapshot
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json
-from gpunode.provisioning.gpu_use import gpus_in_use
+from gpunode.provisioning.running_driver import gpus_in_use
 from gpunode.stack import NodePicture, picture_from_facts, undetermined
 from gpunode.text import listed
 from gpunode.workload.options import WorkloadOptions

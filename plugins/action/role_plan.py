@@ -22,12 +22,10 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 
 try:
     from gpunode.errors import GpunodeError
-    from gpunode.provisioning.context import Context
-    from gpunode.provisioning.image import ROLES as OF_IMAGES
-    from gpunode.provisioning.image import of_image, offline
+    from gpunode.provisioning.context import Context, NotReadError
     from gpunode.provisioning.manifest import Manifest, NodeQuery, compared
-    from gpunode.provisioning.parts import NotReadError
     from gpunode.provisioning.role import role_tags
+    from gpunode.provisioning.roles import IMAGE_ROLES, of_image, offline
     from gpunode.provisioning.state import NodeState
     from gpunode.text import printable
     from gpunode.variables import plain
@@ -58,7 +56,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if begins and not self.selected(role):
             return {**result, "changed": False, "skipped": True, "pending": False, "tasks": []}
         settings = self.settings(role, extra) if role in SPECIFICATIONS else {}
-        if begins and self.settings(GATE).get("gpunode_image") and role not in OF_IMAGES:
+        if begins and self.settings(GATE).get("gpunode_image") and role not in IMAGE_ROLES:
             raise AnsibleActionFail(f"gpunode_image: the role {role} is not for images: leave it to the first boot")
         removes = settings.get("state") == "absent"
         before, after = (self.site_file(role, name, settings) for name in ("tasks_before", "tasks_after"))

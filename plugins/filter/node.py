@@ -12,7 +12,7 @@ try:
     from gpunode.checks import Expectation, judge, registry
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts
-    from gpunode.provisioning import fabric
+    from gpunode.provisioning import running_driver
     from gpunode.text import printable
     from gpunode.tuning import WORKLOADS, env_file, tune
     from gpunode.variables import plain
@@ -71,7 +71,7 @@ def imex_addresses(hosts: Iterable[str], variables: Any) -> list[str]:
     """Return the addresses of the hosts of an NVLink domain; ``variables`` is ``hostvars``."""
     _need_gpunode()
     try:
-        return list(fabric.imex_addresses(hosts, variables))
+        return list(running_driver.imex_addresses(hosts, variables))
     except GpunodeError as err:
         raise AnsibleFilterError(str(err)) from None
 

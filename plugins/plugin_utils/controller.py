@@ -44,9 +44,8 @@ try:
     from gpunode.errors import GpunodeError
     from gpunode.isolation import Exceeded, Workers
     from gpunode.provisioning.answers import parsed
-    from gpunode.provisioning.context import Context, Planned
+    from gpunode.provisioning.context import PARTS, Context, Planned, probe_text
     from gpunode.provisioning.manifest import USER_IN_URL
-    from gpunode.provisioning.parts import PARTS, probe_text
     from gpunode.provisioning.roles import LOOKS, NEEDS, PLANS
     from gpunode.provisioning.state import NodeState
     from gpunode.text import printable

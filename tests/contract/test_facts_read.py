@@ -65,7 +65,7 @@ UNREAD = {
     "Topology.numa_affinity": "the bus reports the near node, and link.numa reads that",
 }
 MOST_UNREAD = 30
-PARTS = ROOT / "gpunode/provisioning/parts.py"
+PARTS = ROOT / "gpunode/provisioning/context.py"
 """It names facts, and reads none."""
 
 

@@ -18,8 +18,8 @@ from site_samples import ORDER, Machine, settings
 from gpunode.facts.node import FACTS, facts_from_bundle
 from gpunode.onnode import probe as script
 from gpunode.probe import Bundle
+from gpunode.provisioning.context import PARTS, NotReadError, probe_text
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.parts import PARTS, NotReadError, probe_text
 from gpunode.provisioning.roles import NEEDS
 from gpunode.provisioning.state import NodeState
 

@@ -25,7 +25,6 @@ CONCERNS = (
     "gpunode/provisioning/answers",
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/roles",
-    "gpunode/provisioning/parts",
     "gpunode/provisioning/state",
 )
 

@@ -24,7 +24,7 @@ from gpunode.content import ansible_environment
 from gpunode.lab.recipe import find_mirror
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(7200)]
-CONCERNS = ("roles/first_boot/", "playbooks/image", "gpunode/provisioning/first_boot", "gpunode/provisioning/image")
+CONCERNS = ("roles/first_boot/", "playbooks/image", "gpunode/provisioning/first_boot", "gpunode/provisioning/roles")
 
 ANSIBLE = "ansible==12.2.0"
 """PyPI's package with the collection community.general, of which the connection chroot is used."""

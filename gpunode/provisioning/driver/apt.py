@@ -9,9 +9,9 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.facts.packages import Package
+from gpunode.provisioning.driver.files import LIFTED, SOURCES
 from gpunode.provisioning.driver.messages import FOR_KERNELS, explained, lagging
 from gpunode.provisioning.driver.model import DAEMON, MEMORY, PREVIEW_LIMIT_S, DriverPlan, DriverRequest
-from gpunode.provisioning.driver.sources import LIFTED, SOURCES
 from gpunode.provisioning.state import AptState, NodeState
 from gpunode.provisioning.transaction import RELEASE, Transaction
 from gpunode.stack import TOGETHER, picture_from_facts

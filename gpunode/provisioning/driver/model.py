@@ -14,9 +14,16 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.facts.kernels import Kernel
 from gpunode.frozen import Frozen, invalid_field
-from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, STOPPABLE, gpus_in_use, imex_version, manager_version
 from gpunode.provisioning.manifest import UnitState
 from gpunode.provisioning.role import PackageSettings, Value, option
+from gpunode.provisioning.running_driver import (
+    FABRIC_MANAGER,
+    IMEX,
+    STOPPABLE,
+    gpus_in_use,
+    imex_version,
+    manager_version,
+)
 from gpunode.provisioning.state import NodeState
 from gpunode.provisioning.transaction import RELEASE, Preview, Transaction
 from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from

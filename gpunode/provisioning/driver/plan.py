@@ -19,7 +19,6 @@ from gpunode.provisioning.driver.modules import (
     old_images,
     refreshed_images,
 )
-from gpunode.provisioning.gpu_use import must_be_idle, unserved_fabric
 from gpunode.provisioning.manifest import (
     ManagedFile,
     Manifest,
@@ -28,6 +27,7 @@ from gpunode.provisioning.manifest import (
     compared,
 )
 from gpunode.provisioning.role import Role, Texts
+from gpunode.provisioning.running_driver import must_be_idle, unserved_fabric
 from gpunode.provisioning.state import DnfState, Look, NodeState
 from gpunode.provisioning.transaction import RELEASE, Transaction
 

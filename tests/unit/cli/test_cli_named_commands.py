@@ -20,7 +20,7 @@ from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
 from gpunode.cli.root import root
 from gpunode.errors import GpunodeError
-from gpunode.provisioning.tags import refuse_unknown_tags
+from gpunode.provisioning.role import refuse_unknown_tags
 
 REPOSITORY = Path(__file__).parents[3]
 CODE = ("gpunode/**/*.py", "plugins/**/*.py", "scripts/*.py")

@@ -16,9 +16,8 @@ from driver_samples import BUNDLE
 from node_samples import APT_STATE
 
 from gpunode.provisioning.accounts import AccountsResult
-from gpunode.provisioning.context import Context
+from gpunode.provisioning.context import PARTS, Context
 from gpunode.provisioning.manifest import Manifest, NodeCommand
-from gpunode.provisioning.parts import PARTS
 from gpunode.provisioning.rdma import RdmaResult
 from gpunode.provisioning.state import NodeState
 

@@ -21,12 +21,12 @@ from node_samples import ABSENT, APT_STATE, DNF_STATE, file, settings_of
 from gpunode.lab.packages.recorded import Offer, offers
 from gpunode.onnode import gpu_settings as gpu_settings_program
 from gpunode.provisioning import (
-    cdi,
     cuda,
     firewall,
     first_boot,
     repository,
     ssh_hardening,
+    toolkit,
 )
 from gpunode.provisioning.context import Context, Planned
 from gpunode.provisioning.driver.files import UNATTENDED
@@ -600,7 +600,13 @@ class Machine:
 
     def _after_nvidia_container_toolkit(self, _values: Mapping[str, Any]) -> None:
         """The unit writes the specification; the engine reads its file."""
-        row = {"path": cdi.SPECIFICATION, "size_bytes": 9, "cdi_version": "0.7.0", "kind": cdi.GPU_KIND, "missing": []}
+        row = {
+            "path": toolkit.SPECIFICATION,
+            "size_bytes": 9,
+            "cdi_version": "0.7.0",
+            "kind": toolkit.GPU_KIND,
+            "missing": [],
+        }
         row |= {"devices": ["0", "all"], "driver_versions": [RELEASE]}
         self.document["facts"]["cdi_specs"] = [] if self.absent == "nvidia_container_toolkit" else [row]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.provisioning.apt_sources import missing_components
+from gpunode.provisioning.driver.files import missing_components
 
 COMPONENTS = ["contrib", "non-free", "non-free-firmware"]
 OWN = "/etc/apt/sources.list.d/own.sources"

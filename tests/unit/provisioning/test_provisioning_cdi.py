@@ -7,7 +7,7 @@ from driver_samples import BUNDLE, facts_of
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.containers import CdiSpec
-from gpunode.provisioning.cdi import RefreshEnvironment, refresh_environment, refresh_reason, stale_specifications
+from gpunode.provisioning.toolkit import RefreshEnvironment, refresh_environment, refresh_reason, stale_specifications
 
 SHIPPED = "# This file can be used\n# NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml\n"
 

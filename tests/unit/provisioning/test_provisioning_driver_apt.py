@@ -8,8 +8,8 @@ from driver_samples import APT, BUNDLE, HGX, REST_OF_APT, UBUNTU, apt_plan, fact
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.answers import with_publishers
 from gpunode.provisioning.driver.apt import removal
+from gpunode.provisioning.driver.files import SOURCES
 from gpunode.provisioning.driver.model import DriverPlan
-from gpunode.provisioning.driver.sources import SOURCES
 from gpunode.provisioning.state import AptState, NodeState
 from gpunode.provisioning.transaction import Transaction
 

@@ -23,7 +23,6 @@ from gpunode.provisioning.first_boot import (
     VENV,
     FirstBootResult,
 )
-from gpunode.provisioning.image import ROLES, of_image, offline
 from gpunode.provisioning.manifest import (
     ManagedFile,
     Manifest,
@@ -31,7 +30,7 @@ from gpunode.provisioning.manifest import (
     RevertibleChange,
     UnitState,
 )
-from gpunode.provisioning.roles import PLANS
+from gpunode.provisioning.roles import IMAGE_ROLES, PLANS, of_image, offline
 from gpunode.provisioning.state import NodeState
 
 FACTS = {"host": "node", "collected_at": "2026-11-20T10:00:00Z", "packages": []}
@@ -210,7 +209,7 @@ def test_the_builders_kernel_and_devices_are_not_the_images() -> None:
     assert (image.gpu_processes, image.loaded_driver, image.modules, image.memory) == ((), None, (), None)
 
 
-@pytest.mark.parametrize("role", [role for role in ROLES if role not in {"nvidia_repository", "docker"}])
+@pytest.mark.parametrize("role", [role for role in IMAGE_ROLES if role not in {"nvidia_repository", "docker"}])
 def test_each_role_for_images_plans_without_a_machine(role: str) -> None:
     run = context_of({role: {"state": "present"}}, image=True)
     image = offline(PLANS[role](of_image(node()), settings_of(role, state="present"), run))

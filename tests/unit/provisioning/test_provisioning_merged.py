@@ -16,7 +16,7 @@ from node_samples import by_path, context, file, node, settings_of
 from test_provisioning_accounts import OPERATOR, RECORDED, plan, result
 
 from gpunode.errors import UsageError
-from gpunode.provisioning import cdi, firewall_policy, ml_environment, storage_mounts, updates
+from gpunode.provisioning import firewall_policy, ml_environment, storage_mounts, toolkit, updates
 from gpunode.provisioning.daemon_json import merge_daemon
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.nvidia_fabric import merged
@@ -74,7 +74,7 @@ def fstab(text: str | None) -> str | None:
 
 
 def refresh(text: str | None) -> str | None:
-    return cdi.refresh_environment(text, True).text
+    return toolkit.refresh_environment(text, True).text
 
 
 SECTIONS: dict[str, Callable[[str | None], str | None]] = {

@@ -10,7 +10,6 @@ from node_samples import after, by_path, contents, context, file, node, planned
 from test_provisioning_cuda import bare
 from test_provisioning_keys import Keys, keys, needs_gpg
 
-from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS, REFRESH_ENV
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd import CHECKED, CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
@@ -20,6 +19,7 @@ from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.nvidia_container_toolkit import ENV, KEY, PREFERENCES, ROLE, SOURCES, YUM
 from gpunode.provisioning.repository import QUESTION
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.toolkit import BEGIN, END, FLAGS, NO_GIDS, REFRESH_ENV
 from gpunode.provisioning.transaction import lock_lines
 
 __all__ = ["keys"]

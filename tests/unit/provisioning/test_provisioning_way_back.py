@@ -7,7 +7,7 @@ from driver_samples import BUNDLE, facts_of
 from node_samples import context, node
 
 from gpunode.provisioning import way_back
-from gpunode.provisioning.fabric import installed_driver
+from gpunode.provisioning.running_driver import installed_driver
 
 
 def test_the_release_must_still_be_offered_of_every_package() -> None:

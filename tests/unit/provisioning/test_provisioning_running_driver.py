@@ -7,7 +7,7 @@ from driver_samples import BUNDLE, facts_of
 
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.provisioning import fabric
+from gpunode.provisioning import running_driver
 
 
 def function(device: str, kind: str) -> dict[str, Any]:
@@ -27,13 +27,13 @@ def facts() -> dict[str, Any]:
 
 
 def test_the_installed_driver_is_its_release(facts: dict[str, Any]) -> None:
-    version = fabric.installed_driver(node(facts))
+    version = running_driver.installed_driver(node(facts))
     assert version.startswith("535.")
     assert "-" not in version
 
 
 def test_no_driver_has_no_release(facts: dict[str, Any]) -> None:
-    assert fabric.installed_driver(node({**facts, "packages": []})) == ""
+    assert running_driver.installed_driver(node({**facts, "packages": []})) == ""
 
 
 def test_switches_and_gpus_are_distinguished(facts: dict[str, Any]) -> None:
@@ -43,14 +43,14 @@ def test_switches_and_gpus_are_distinguished(facts: dict[str, Any]) -> None:
         function("22a3", "068000"),
         function("10f0", "040300"),
     ]
-    ids = fabric.pci_ids(node({**facts, "pci": bus}))
+    ids = running_driver.pci_ids(node({**facts, "pci": bus}))
     assert ids["switches"] == ["0x10de:0x22a3"]
     assert ids["gpus"] == ["0x10de:0x2330"]
     assert set(ids["known_switches"]) >= {"0x10de:0x1af1", "0x10de:0x22a3"}
 
 
 def test_a_board_with_invisible_switches_has_none(facts: dict[str, Any]) -> None:
-    ids = fabric.pci_ids(node({**facts, "pci": [function("2901", "030200")]}))
+    ids = running_driver.pci_ids(node({**facts, "pci": [function("2901", "030200")]}))
     assert (ids["switches"], ids["gpus"]) == ([], ["0x10de:0x2901"])
 
 
@@ -61,7 +61,7 @@ def test_addresses_of_a_domain_keep_the_hosts_order() -> None:
         "c": {"ansible_host": "2001:db8::0:3"},
         "10.0.0.4": {},
     }
-    assert fabric.imex_addresses(["b", "a", "c", "10.0.0.4", "b"], hosts) == [
+    assert running_driver.imex_addresses(["b", "a", "c", "10.0.0.4", "b"], hosts) == [
         "10.0.0.2",
         "10.0.0.1",
         "2001:db8::3",
@@ -71,4 +71,4 @@ def test_addresses_of_a_domain_keep_the_hosts_order() -> None:
 
 def test_a_name_in_place_of_an_address_is_refused_with_its_host() -> None:
     with pytest.raises(UsageError, match=r"gpu7: gpu7\.example is not an IP address.*nvidia_fabric_imex_address"):
-        fabric.imex_addresses(["gpu7"], {"gpu7": {"ansible_host": "gpu7.example"}})
+        running_driver.imex_addresses(["gpu7"], {"gpu7": {"ansible_host": "gpu7.example"}})
