@@ -12,9 +12,9 @@ from gpunode.checks.packages import driver_installed
 from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.boot import Initramfs, blocked_by_arguments
 from gpunode.facts.kernel_log import KernelEvent
-from gpunode.facts.kernels import Kernel
 from gpunode.facts.modules import LoadedDriver, ModuleFile
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.packages import Kernel
 from gpunode.text import listed
 
 

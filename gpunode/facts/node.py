@@ -21,19 +21,17 @@ from gpunode.facts.gpu import GpuFacts
 from gpunode.facts.gpu_settings import GpuSettingsFacts
 from gpunode.facts.host import HostFacts
 from gpunode.facts.kernel_log import KernelLogFacts
-from gpunode.facts.kernels import KernelsFacts
 from gpunode.facts.libraries import LibrariesFacts
 from gpunode.facts.links import LinksFacts
 from gpunode.facts.models.base import FactSource
 from gpunode.facts.modules import ModulesFacts
 from gpunode.facts.network import NetworkFacts
-from gpunode.facts.packages import PackagesFacts
+from gpunode.facts.packages import KernelsFacts, PackagesFacts, SourcesFacts
 from gpunode.facts.pci import PciFacts
 from gpunode.facts.rdma import RdmaFacts
 from gpunode.facts.running import RunningFacts
 from gpunode.facts.settings import SettingsFacts
 from gpunode.facts.slurm import SlurmFacts
-from gpunode.facts.sources import SourcesFacts
 from gpunode.facts.ssh import SshFacts
 from gpunode.facts.system import SystemFacts
 from gpunode.facts.tools import ToolsFacts

@@ -8,8 +8,7 @@ from typing import Any
 from gpunode.catalog import Catalog
 from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
 from gpunode.facts import NodeFacts
-from gpunode.facts.kernels import Kernel
-from gpunode.facts.packages import Package
+from gpunode.facts.packages import Kernel, Package
 from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
 from gpunode.stack.plan import PlanHost
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.facts.kernels import Kernel
+from gpunode.facts.packages import Kernel
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.manifest import UnitState
 from gpunode.provisioning.role import PackageSettings, Value, option

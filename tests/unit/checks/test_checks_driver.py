@@ -9,11 +9,10 @@ from gpunode.checks.driver import same_version
 from gpunode.facts.boot import Initramfs, ModuleBlock, ModuleImage
 from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.kernel_log import KernelEvent, KernelLog
-from gpunode.facts.kernels import Kernel
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.modules import DkmsModule, LoadedDriver, ModuleFile
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.packages import Package
+from gpunode.facts.packages import Kernel, Package
 from gpunode.facts.pci import PciDevice
 from gpunode.facts.tools import ToolRun
 from gpunode.facts.units import Unit

@@ -10,12 +10,11 @@ from gpunode.checks.links import MOST_REPLAYS, most_replays
 from gpunode.checks.performance_links import NVLS_RANKS
 from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.kernel_log import KernelEvent, KernelLog
-from gpunode.facts.kernels import Kernel
 from gpunode.facts.models.smi import Nvlink, Smi, SmiLog, Topology
 from gpunode.facts.modules import LoadedDriver
 from gpunode.facts.network import IbDevice
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.packages import Package
+from gpunode.facts.packages import Kernel, Package
 from gpunode.facts.pci import PciDevice, PciLink, PciPort
 from gpunode.facts.settings import EnvironmentSetting, Limit, Limits
 from gpunode.facts.units import Unit

@@ -13,7 +13,7 @@ from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.bundle_reader import NOT_COLLECTED
 from gpunode.facts.gpu import GpuProcess
-from gpunode.facts.kernels import Kernel
+from gpunode.facts.packages import Kernel
 from gpunode.probe.bundle import Bundle
 from gpunode.workload import gpus
 

@@ -4,7 +4,7 @@ import pytest
 from facts_samples import answer, facts_with
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.kernels import release_key
+from gpunode.facts.packages import release_key
 from gpunode.probe import CommandResult
 
 

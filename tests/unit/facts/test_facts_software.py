@@ -6,7 +6,7 @@ from facts_samples import VERSION, answer, gpu_facts_with
 from gpunode.facts import updates
 from gpunode.facts.containers import CdiNode, CdiSpec, DockerDaemon
 from gpunode.facts.errors import ParseError
-from gpunode.facts.sources import ForeignInstall, Repository
+from gpunode.facts.packages import ForeignInstall, Repository
 from gpunode.facts.updates import AutomaticUpdates
 
 

@@ -9,9 +9,8 @@ from stack_samples import CATALOG, TODAY, on_node, stack
 
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.kernels import Kernel
 from gpunode.facts.modules import LoadedDriver, ModuleFile
-from gpunode.facts.packages import Package
+from gpunode.facts.packages import Kernel, Package
 from gpunode.facts.pci import PciDevice
 from gpunode.facts.system import OperatingSystem
 from gpunode.probe.bundle import Bundle
