@@ -10,7 +10,7 @@ from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, s
 from gpunode.checks.machine import gpu_ids, has_part, is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.units import NO_SYSTEMD, Unit
+from gpunode.facts.running import NO_SYSTEMD, Unit
 from gpunode.text import listed
 
 UNITS = {"fabric-manager": "nvidia-fabricmanager.service", "nvlsm": "nvlsm.service", "imex": "nvidia-imex.service"}

@@ -9,7 +9,7 @@ from gpunode.checks.gpus import SeenGpu, of_one_gpu, seen_gpus
 from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.gpu_settings import GpuSetting
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.units import Unit
+from gpunode.facts.running import Unit
 from gpunode.onnode.gpu_settings import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
 from gpunode.text import listed
 

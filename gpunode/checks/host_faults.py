@@ -10,7 +10,7 @@ from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, reg
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.units import NO_SYSTEMD
+from gpunode.facts.running import NO_SYSTEMD
 from gpunode.text import counted, listed
 
 

@@ -29,13 +29,12 @@ from gpunode.facts.network import NetworkFacts
 from gpunode.facts.packages import KernelsFacts, PackagesFacts, SourcesFacts
 from gpunode.facts.pci import PciFacts
 from gpunode.facts.rdma import RdmaFacts
-from gpunode.facts.running import RunningFacts
+from gpunode.facts.running import RunningFacts, UnitsFacts
 from gpunode.facts.settings import SettingsFacts
 from gpunode.facts.slurm import SlurmFacts
 from gpunode.facts.ssh import SshFacts
 from gpunode.facts.system import SystemFacts
 from gpunode.facts.tools import ToolsFacts
-from gpunode.facts.units import UnitsFacts
 from gpunode.facts.updates import UpdatesFacts
 from gpunode.facts.workload import WorkloadFacts
 from gpunode.probe.bundle import Bundle

@@ -6,8 +6,8 @@ import re
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.running import NO_SYSTEMD, read_units
 from gpunode.facts.system import read_systemd
-from gpunode.facts.units import NO_SYSTEMD, read_units
 
 _SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
 _LINE_LIMIT = 4000

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.units import Unit
+from gpunode.facts.running import Unit
 from gpunode.provisioning.context import FIELDS, NotReadError, partial
 
 Text = Annotated[str, Field(max_length=4096)]

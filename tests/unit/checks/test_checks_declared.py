@@ -12,7 +12,7 @@ from gpunode.facts.disks import FileSystem
 from gpunode.facts.models.smi import Smi
 from gpunode.facts.network import IbDevice, IbPort
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.units import Unit
+from gpunode.facts.running import Unit
 
 ROW = {
     "id": "site.units",

@@ -14,8 +14,8 @@ from gpunode.facts.modules import DkmsModule, LoadedDriver, ModuleFile
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.packages import Kernel, Package
 from gpunode.facts.pci import PciDevice
+from gpunode.facts.running import Unit
 from gpunode.facts.tools import ToolRun
-from gpunode.facts.units import Unit
 
 DEBIAN = "Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.alioth.debian.org>"
 NVIDIA = "NVIDIA CORPORATION <cudatools@nvidia.com>"

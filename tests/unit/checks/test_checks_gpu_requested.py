@@ -6,7 +6,7 @@ import pytest
 from test_checks_gpus import judged, node, one, smi_gpu
 
 from gpunode.facts.gpu_settings import GpuRule, GpuSetting, GpuSettings
-from gpunode.facts.units import Unit
+from gpunode.facts.running import Unit
 
 H100: dict[str, Any] = {
     "uuid": "GPU-0",

@@ -16,8 +16,8 @@ from gpunode.facts.network import IbDevice
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.packages import Kernel, Package
 from gpunode.facts.pci import PciDevice, PciLink, PciPort
+from gpunode.facts.running import Unit
 from gpunode.facts.settings import EnvironmentSetting, Limit, Limits
-from gpunode.facts.units import Unit
 from gpunode.facts.updates import AutomaticUpdates
 
 SLOT = "0000:1a:00.0"

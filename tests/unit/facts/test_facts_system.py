@@ -3,10 +3,10 @@
 import pytest
 from facts_samples import UEVENT, answer, facts_with, gpu_facts_with
 
-from gpunode.facts import pci, system, units
+from gpunode.facts import pci, running, system
 from gpunode.facts.errors import ParseError
+from gpunode.facts.running import Unit
 from gpunode.facts.system import OperatingSystem
-from gpunode.facts.units import Unit
 from gpunode.probe import CommandResult
 
 EFIVARS = "/sys/firmware/efi/efivars/"
@@ -60,7 +60,7 @@ def test_failed_units_in_old_and_new_layouts() -> None:
         "* c.timer loaded failed failed\n"
         "x d.socket loaded failed failed\n"
     )
-    assert [(unit.name, unit.load) for unit in units.parse_list(text)] == [
+    assert [(unit.name, unit.load) for unit in running.parse_list(text)] == [
         ("a.service", "loaded"),
         ("b.mount", "not-found"),
         ("c.timer", "loaded"),
@@ -69,7 +69,7 @@ def test_failed_units_in_old_and_new_layouts() -> None:
 
 
 def test_units_with_a_name_that_begins_like_a_mark() -> None:
-    assert units.parse_list("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
+    assert running.parse_list("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
 
 
 def test_a_failed_unit_of_the_stack_is_reported_once() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from node_samples import APT_STATE, DNF_STATE, node
 
-from gpunode.facts.units import Unit
+from gpunode.facts.running import Unit
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
