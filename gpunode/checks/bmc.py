@@ -7,8 +7,8 @@ from datetime import timedelta
 from gpunode.checks.compare import Scale, passed, skipped, warned
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.bmc import BmcEvent, BmcSensor
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.system import BmcEvent, BmcSensor
 from gpunode.text import counted, listed, moment
 
 IPMI = "IPMI 2.0, sensor types and event states as ipmitool prints them"

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from gpunode.facts.bmc import BmcFacts
 from gpunode.facts.boot import BootFacts
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.containers import ContainersFacts
@@ -33,7 +32,7 @@ from gpunode.facts.running import RunningFacts, UnitsFacts
 from gpunode.facts.settings import SettingsFacts
 from gpunode.facts.slurm import SlurmFacts
 from gpunode.facts.ssh import SshFacts
-from gpunode.facts.system import SystemFacts
+from gpunode.facts.system import BmcFacts, SystemFacts
 from gpunode.facts.tools import ToolsFacts
 from gpunode.facts.updates import UpdatesFacts
 from gpunode.facts.workload import WorkloadFacts

@@ -7,7 +7,6 @@ import pytest
 from gpunode.checks import Expectation, Finding, registry
 from gpunode.checks.rdma_links import outages
 from gpunode.checks.thresholds import Overrides, in_force
-from gpunode.facts.bmc import BmcEvent, BmcSensor
 from gpunode.facts.host import Cpu, CpuSets, NumaNode
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.modules import LoadedDriver
@@ -15,6 +14,7 @@ from gpunode.facts.network import IbDevice, IbPort, Nic
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.pci import PciDevice
 from gpunode.facts.rdma import LinkEvent, LinkLog
+from gpunode.facts.system import BmcEvent, BmcSensor
 
 
 def node(**facts: Any) -> NodeFacts:

@@ -7,7 +7,7 @@ public reports print them.
 import pytest
 from facts_samples import answer, gpu_facts_with
 
-from gpunode.facts.bmc import BmcEvent, BmcSensor
+from gpunode.facts.system import BmcEvent, BmcSensor
 from gpunode.probe import CommandResult
 
 DEVICE = answer("/dev/ipmi0\n")
