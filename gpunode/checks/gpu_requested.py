@@ -7,9 +7,9 @@ from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, of_one_gpu, seen_gpus
 from gpunode.checks.registry import CheckResult, Skip, registry
-from gpunode.facts.gpu_settings import GpuSetting
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.running import Unit
+from gpunode.facts.settings import GpuSetting
 from gpunode.onnode.gpu_settings import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
 from gpunode.text import listed
 

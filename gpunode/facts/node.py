@@ -17,7 +17,6 @@ from gpunode.facts.driver import DriverFacts
 from gpunode.facts.errors import ParseError
 from gpunode.facts.exposure import ExposureFacts
 from gpunode.facts.gpu import GpuFacts
-from gpunode.facts.gpu_settings import GpuSettingsFacts
 from gpunode.facts.host import HostFacts
 from gpunode.facts.kernel_log import KernelLogFacts
 from gpunode.facts.libraries import LibrariesFacts
@@ -29,7 +28,7 @@ from gpunode.facts.packages import KernelsFacts, PackagesFacts, SourcesFacts
 from gpunode.facts.pci import PciFacts
 from gpunode.facts.rdma import RdmaFacts
 from gpunode.facts.running import RunningFacts, UnitsFacts
-from gpunode.facts.settings import SettingsFacts
+from gpunode.facts.settings import GpuSettingsFacts, SettingsFacts
 from gpunode.facts.slurm import SlurmFacts
 from gpunode.facts.ssh import SshFacts
 from gpunode.facts.system import BmcFacts, SystemFacts

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from test_checks_gpus import judged, node, one, smi_gpu
 
-from gpunode.facts.gpu_settings import GpuRule, GpuSetting, GpuSettings
 from gpunode.facts.running import Unit
+from gpunode.facts.settings import GpuRule, GpuSetting, GpuSettings
 
 H100: dict[str, Any] = {
     "uuid": "GPU-0",
