@@ -14,7 +14,7 @@ from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.packages import driver_packages, present
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.libraries import LibraryFile
+from gpunode.facts.driver import LibraryFile
 from gpunode.facts.modules import LoadedDriver
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.pci import PciDevice

@@ -13,14 +13,12 @@ from gpunode.facts.boot import BootFacts
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.containers import ContainersFacts
 from gpunode.facts.disks import DisksFacts
-from gpunode.facts.driver import DriverFacts
+from gpunode.facts.driver import DriverFacts, LibrariesFacts
 from gpunode.facts.errors import ParseError
 from gpunode.facts.exposure import ExposureFacts
-from gpunode.facts.gpu import GpuFacts
+from gpunode.facts.gpu import GpuFacts, LinksFacts
 from gpunode.facts.host import HostFacts
 from gpunode.facts.kernel_log import KernelLogFacts
-from gpunode.facts.libraries import LibrariesFacts
-from gpunode.facts.links import LinksFacts
 from gpunode.facts.models.base import FactSource
 from gpunode.facts.modules import ModulesFacts
 from gpunode.facts.network import NetworkFacts

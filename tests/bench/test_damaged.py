@@ -28,7 +28,7 @@ from test_captures import PARSED
 
 from gpunode.checks import Status
 from gpunode.facts.errors import ParseError
-from gpunode.facts.links import parse_peer_access
+from gpunode.facts.gpu import parse_peer_access
 from gpunode.facts.parsers.kinds import decoded, parsed
 
 WHOLE = os.environ.get("GPUNODE_BENCH") == "all"

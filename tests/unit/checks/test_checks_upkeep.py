@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.checks import Expectation, Status, registry
-from gpunode.facts.libraries import LibraryFile
+from gpunode.facts.driver import LibraryFile
 from gpunode.facts.modules import ModuleFile
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.running import TimeSync

@@ -8,7 +8,7 @@ import yaml
 from simulated_node import SimulatedNode, node  # noqa: F401
 
 from gpunode.catalog import load
-from gpunode.facts.links import parse_peer_access
+from gpunode.facts.gpu import parse_peer_access
 from gpunode.facts.models.smi import PeerAccess
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware import names

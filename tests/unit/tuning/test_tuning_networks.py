@@ -13,7 +13,7 @@ import pytest
 from test_tuning_rules import environment, gpus, left, node
 
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.libraries import LibraryFile
+from gpunode.facts.driver import LibraryFile
 from gpunode.facts.models.smi import Smi, Topology
 from gpunode.facts.network import Gid, IbDevice, IbPort, Nic
 from gpunode.facts.parsers.kinds import parsed
