@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 from gpunode.checks.compare import Comparison, holds, skipped, undetermined
 from gpunode.checks.registry import OF_PREFIX, CheckDeclaration, CheckResult, Registry, Status, Value, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import NodeFacts
-from gpunode.facts.paths import plain_type
+from gpunode.facts.node import NodeFacts, plain_type
 from gpunode.frozen import Frozen
 from gpunode.text import counted, listed, one_line
 

@@ -1,4 +1,8 @@
-"""A short description of a node for reports, and its parts and links for drawings."""
+"""A short description of a node for reports, and its parts and links for drawings.
+
+Values that vary on an unchanged node are left out of drawings, so that equal nodes have equal descriptions: a GPU
+lowers the speed of its PCIe link while it is idle.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

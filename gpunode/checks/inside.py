@@ -1,4 +1,7 @@
-"""Checks on the container itself: it runs, has the GPUs that were passed to it, and the engine's default limits."""
+"""Checks on the container itself: it runs, has the GPUs that were passed to it, and the engine's default limits.
+
+The payload's own container requests enough, so that it does not show the limits of a user's plain ``docker run``.
+"""
 
 from collections.abc import Iterator
 

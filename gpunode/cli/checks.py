@@ -20,8 +20,7 @@ from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import NO_POLICY, Policy, Threshold
 from gpunode.cli.options import VERBOSE_ACCEPTED, format_option, policy_option, verbose_option
 from gpunode.errors import Exit, UsageError
-from gpunode.facts.node import FACTS
-from gpunode.facts.paths import paths
+from gpunode.facts.node import FACTS, paths
 from gpunode.judging.own_checks import try_file
 from gpunode.judging.policy import read_policy, today
 from gpunode.report.console import PlainConsole

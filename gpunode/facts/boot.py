@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, is_word, whole
+from gpunode.facts.bundle_reader import MODPROBE_FOLDERS, BundleReader, UnknownFactError, is_word, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.packages import release_key
-from gpunode.facts.probed import MODPROBE_FOLDERS
 
 _GRUB = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
 _FIRMWARE = "/boot/efi/EFI/"

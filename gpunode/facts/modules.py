@@ -2,11 +2,10 @@
 
 import re
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
+from gpunode.facts.bundle_reader import GPU_MODULE, MODPROBE_FOLDERS, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.parsers import driver_version
-from gpunode.facts.probed import GPU_MODULE, MODPROBE_FOLDERS
 
 _VERSION = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,2}")
 _MODULE_LINE = re.compile(r"([A-Za-z0-9_-]+) [0-9]+ .*")

@@ -1,13 +1,14 @@
-"""NodeFacts: the typed facts of one node, and their conversion from a bundle.
+"""NodeFacts: the typed facts of one node, their paths, and their conversion from a bundle.
 
 A field that is None is unknown; ``NodeFacts.gaps`` then has the reason under the field's name. An empty tuple was read
 and is empty. Each area of facts (``gpunode/facts/AREA.py``) declares its fields beside their readers and models.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts.boot import BootFacts
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
@@ -109,3 +110,31 @@ def facts_from_bundle(bundle: Bundle) -> NodeFacts:
     return NodeFacts(
         host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated, gaps=gaps, **values
     )
+
+
+IN_WORDS: Mapping[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
+
+
+def paths(kind: type[BaseModel] = NodeFacts, before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of every value in the facts, each with its type in words."""
+    for name, field in kind.model_fields.items():
+        if kind is NodeFacts and name not in FACTS:
+            continue
+        path, field_type = f"{before}{name}", plain_type(field.annotation)
+        if get_origin(field_type) in (tuple, list):
+            path, field_type = f"{path}[]", plain_type(get_args(field_type)[0])
+        field_type = get_args(field_type)[0] if get_origin(field_type) is Annotated else field_type
+        if isinstance(field_type, type) and issubclass(field_type, BaseModel):
+            yield from paths(field_type, f"{path}.")
+        elif get_origin(field_type) is Literal:
+            yield path, " or ".join(map(str, get_args(field_type)))
+        else:
+            yield path, IN_WORDS.get(field_type, getattr(field_type, "__name__", "any"))
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return a type without None; Any for a union of several types, and for a mapping."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        others = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return plain_type(others[0]) if len(others) == 1 else Any
+    return Any if get_origin(annotation) in (dict, Mapping) or annotation is Mapping else annotation

@@ -44,7 +44,7 @@ def read_units(bundle: BundleReader) -> tuple[Unit, ...] | None:
     if not read_systemd(bundle):
         return None
     stack = bundle.once("systemctl-units", lambda: parse_show(bundle.output("systemctl-units")))
-    failed = parse_list(bundle.output("systemctl-failed"))
+    failed = parse_units(bundle.output("systemctl-failed"))
     known = {unit.name for unit in stack}
     return (
         *(unit for unit in stack if unit.load != "not-found"),
@@ -58,7 +58,7 @@ def _seconds(text: str | None) -> float | None:
     return number / 1e6 if number else None
 
 
-def parse_list(text: str) -> tuple[Unit, ...]:
+def parse_units(text: str) -> tuple[Unit, ...]:
     """Parse ``systemctl list-units --plain --no-legend``."""
     units = []
     for line in text.splitlines():

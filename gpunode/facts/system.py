@@ -1,4 +1,8 @@
-"""Facts about the machine, its management controller (BMC), and its operating system."""
+"""Facts about the machine, its management controller (BMC), and its operating system.
+
+The formats of the BMC are those of ipmitool's manual (``sdr type``, ``sel list``); the tests contain lines of real
+controllers.
+"""
 
 import re
 from datetime import datetime

@@ -11,9 +11,8 @@ from effort import effort
 from facts_answer import answer
 
 from gpunode.facts import boot
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
+from gpunode.facts.bundle_reader import MODPROBE_FOLDERS, BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
-from gpunode.facts.probed import MODPROBE_FOLDERS
 from gpunode.probe.bundle import Bundle, CommandResult
 
 OLD, NEW = "6.1.0-42-cloud-amd64", "6.1.0-56-cloud-amd64"

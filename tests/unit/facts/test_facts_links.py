@@ -3,8 +3,8 @@
 import pytest
 from facts_samples import answer, gpu_facts_with
 
-from gpunode.facts import gpu
 from gpunode.facts.errors import ParseError
+from gpunode.facts.gpu import parse_peer_access
 from gpunode.facts.models.smi import Nvlink, PeerAccess
 from gpunode.facts.parsers.kinds import parsed
 
@@ -76,7 +76,7 @@ def test_a_refusal_is_kept_as_such(key: str) -> None:
 
 def test_peer_access_with_colours() -> None:
     header = " \t\x1b[4mGPU0\tGPU1\x1b[0m\n"
-    peer_access = gpu.parse_peer_access(header + MATRIX.split("\n", 1)[1])
+    peer_access = parse_peer_access(header + MATRIX.split("\n", 1)[1])
     assert isinstance(peer_access, PeerAccess)
     assert peer_access.links["GPU0"] == {"GPU1": "NS"}
 
@@ -95,7 +95,7 @@ def test_peer_access_with_colours() -> None:
 )
 def test_what_is_no_peer_matrix_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
-        gpu.parse_peer_access(text)
+        parse_peer_access(text)
 
 
 def test_a_virtualization_mode_for_each_gpu_or_none() -> None:

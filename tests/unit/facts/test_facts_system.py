@@ -60,7 +60,7 @@ def test_failed_units_in_old_and_new_layouts() -> None:
         "* c.timer loaded failed failed\n"
         "x d.socket loaded failed failed\n"
     )
-    assert [(unit.name, unit.load) for unit in running.parse_list(text)] == [
+    assert [(unit.name, unit.load) for unit in running.parse_units(text)] == [
         ("a.service", "loaded"),
         ("b.mount", "not-found"),
         ("c.timer", "loaded"),
@@ -69,7 +69,7 @@ def test_failed_units_in_old_and_new_layouts() -> None:
 
 
 def test_units_with_a_name_that_begins_like_a_mark() -> None:
-    assert running.parse_list("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
+    assert running.parse_units("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
 
 
 def test_a_failed_unit_of_the_stack_is_reported_once() -> None:

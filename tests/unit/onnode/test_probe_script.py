@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from probe_node import collect, printing, put, tool
 
-from gpunode.facts import facts_from_bundle, probed
+from gpunode.facts import bundle_reader, facts_from_bundle
 from gpunode.onnode import probe as script
 from gpunode.onnode import program_text
 from gpunode.probe import Bundle
@@ -179,7 +179,7 @@ def test_names_of_the_gpu_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SYSCTLS", "MODPROBE_FOLDERS", "GPU_MODULE"])
 def test_facts_know_what_the_probe_reads(name: str) -> None:
-    assert getattr(probed, name) == getattr(script, name)
+    assert getattr(bundle_reader, name) == getattr(script, name)
 
 
 def test_validate_does_not_load_the_probe() -> None:
