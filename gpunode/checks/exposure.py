@@ -8,9 +8,8 @@ from gpunode.checks.compare import at_most, failed, passed, skipped, warned
 from gpunode.checks.declared import declare
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.exposure import Listener, PacketFilter
+from gpunode.facts.exposure import KeyFile, Listener, PacketFilter
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.ssh import KeyFile
 from gpunode.text import counted, listed
 
 FIREWALL_UNIT = "gpunode-firewall.service"

@@ -16,7 +16,7 @@ from gpunode.facts.containers import ContainersFacts
 from gpunode.facts.disks import DisksFacts
 from gpunode.facts.driver import DriverFacts, LibrariesFacts
 from gpunode.facts.errors import ParseError
-from gpunode.facts.exposure import ExposureFacts
+from gpunode.facts.exposure import ExposureFacts, SshFacts
 from gpunode.facts.gpu import GpuFacts, LinksFacts
 from gpunode.facts.host import HostFacts
 from gpunode.facts.kernel_log import KernelLogFacts
@@ -29,7 +29,6 @@ from gpunode.facts.rdma import RdmaFacts
 from gpunode.facts.running import RunningFacts, UnitsFacts
 from gpunode.facts.settings import GpuSettingsFacts, SettingsFacts
 from gpunode.facts.slurm import SlurmFacts
-from gpunode.facts.ssh import SshFacts
 from gpunode.facts.system import BmcFacts, SystemFacts
 from gpunode.facts.tools import ToolsFacts
 from gpunode.facts.updates import UpdatesFacts
