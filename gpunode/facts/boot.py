@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from gpunode.facts.bundle_reader import MODPROBE_FOLDERS, BundleReader, UnknownFactError, is_word, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.packages import release_key
 
 _GRUB = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")

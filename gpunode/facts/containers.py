@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 
 _TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
 _DAEMON_JSON = "/etc/docker/daemon.json"

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers.values import bus_id, is_nothing
 from gpunode.facts.system import read_architecture

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 
 _MOST = 20_000
 """Maximum number of sockets, addresses or objects of a rule set that are read."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers import smi_error, smi_nvlink, smi_query, smi_topo, smi_xml

@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.outputs import Dmesg, LogEvent
 from gpunode.facts.models.smi import Failure
 from gpunode.facts.parsers import dmesg

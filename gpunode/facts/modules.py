@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import GPU_MODULE, MODPROBE_FOLDERS, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.parsers import driver_version
 
 _VERSION = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,2}")

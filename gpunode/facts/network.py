@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.pci import slot_of
 
 _NET = "/sys/class/net/"

@@ -20,7 +20,7 @@ from gpunode.facts.exposure import ExposureFacts, SshFacts
 from gpunode.facts.gpu import GpuFacts, LinksFacts
 from gpunode.facts.host import HostFacts
 from gpunode.facts.kernel_log import KernelLogFacts
-from gpunode.facts.models.base import FactSource
+from gpunode.facts.models import FactSource
 from gpunode.facts.modules import ModulesFacts
 from gpunode.facts.network import NetworkFacts
 from gpunode.facts.packages import KernelsFacts, PackagesFacts, SourcesFacts

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, is_word, word
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.system import uname
 
 _KERNEL = re.compile(r"kernel(-.*)?")

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.parsers.dmesg import message_of
 
 _VERBS = "/sys/class/infiniband_verbs/"

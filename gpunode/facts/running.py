@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
 
 NO_SYSTEMD = "the node was not booted with systemd"

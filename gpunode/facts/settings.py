@@ -9,7 +9,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError
 
 from gpunode.facts.bundle_reader import SYSCTLS, BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
 from gpunode.frozen import invalid_field
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, FactArea, fact
+from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.network import read_own_name
 
 _SETTING = re.compile(r"([A-Za-z]\w{0,60})\s{0,9}=\s{0,9}(\"[^\"]{0,4000}\"|[^\s#]{1,4000})")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
-from gpunode.facts.models.base import FactArea, fact
+from gpunode.facts.models import FactArea, fact
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import NAME, MalformedRecord, Record, RecordContainer
 from gpunode.frozen import invalid_field

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from gpunode.checks import Finding, Level, RunningStack, Status, identify
 from gpunode.facts import NodeFacts
 from gpunode.facts.host import CpuSets
-from gpunode.facts.models.base import Fact
+from gpunode.facts.models import Fact
 from gpunode.facts.models.smi import NvlinkGpu
 from gpunode.facts.models.workload import MOST_MEASURED
 from gpunode.facts.node import MAY_BE_NONE

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gpunode.facts.models.base import Fact, RareFact
+from gpunode.facts.models import Fact, RareFact
 
 Number = int | float
 Matrix = tuple[tuple[Number | None, ...], ...]

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from pydantic import Field
 
-from gpunode.facts.models.base import Fact, RareFact
+from gpunode.facts.models import Fact, RareFact
 
 Number = int | float
 DocumentT = TypeVar("DocumentT", bound=Fact)

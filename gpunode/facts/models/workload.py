@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gpunode.facts.models.base import Fact, RareFact
+from gpunode.facts.models import Fact, RareFact
 from gpunode.frozen import invalid_field
 
 SCHEMA: Literal["gpunode.record/1"] = "gpunode.record/1"

@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import checked
+from gpunode.facts.models import checked
 from gpunode.facts.models.outputs import BandwidthSize, BandwidthTest, P2pBandwidth
 from gpunode.facts.parsers.values import found_text, lines_of, number, shorten
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import checked
+from gpunode.facts.models import checked
 from gpunode.facts.models.outputs import DcgmDiag
 from gpunode.facts.models.smi import Failure, ToolError
 from gpunode.facts.parsers.values import found_text, lines_of, shorten, text_or_none, version

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, get_type_hints
 
-from gpunode.facts.models.base import Fact
+from gpunode.facts.models import Fact
 from gpunode.facts.parsers import (
     bandwidth,
     dcgm_diag,

@@ -4,7 +4,7 @@ import json
 import re
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import checked
+from gpunode.facts.models import checked
 from gpunode.facts.models.outputs import Lscpu, LscpuNode
 from gpunode.facts.parsers.values import found_text, integer, lines_of, shorten, text_or_none
 

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import checked
+from gpunode.facts.models import checked
 from gpunode.facts.models.outputs import Nvbandwidth
 from gpunode.facts.parsers.values import found_text, lines_of, number, shorten, text_or_none, version
 

@@ -12,7 +12,7 @@ from snapshots import NODE, edited, good, in_command, in_file, raw, snapshot, sw
 
 from gpunode.checks import Finding, Status
 from gpunode.checks.registry import FigureReport
-from gpunode.facts.models.base import Fact
+from gpunode.facts.models import Fact
 from gpunode.facts.node import NodeFacts
 from gpunode.history.compare import Change, Comparison, RunOrigin, compare, compare_runs
 from gpunode.history.snapshot import Scalar, Snapshot, figures_of, verdicts_of
