@@ -10,8 +10,8 @@ from gpunode.catalog import load
 from gpunode.cli.options import verbose_option
 from gpunode.errors import UsageError
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers.dmesg import XidMeaning
 from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
+from gpunode.facts.parsers.nvrm import XidMeaning
 from gpunode.text import unknown
 
 

@@ -6,7 +6,7 @@ from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.outputs import Dmesg, LogEvent
 from gpunode.facts.models.smi import Failure
-from gpunode.facts.parsers import dmesg
+from gpunode.facts.parsers import nvrm
 from gpunode.facts.parsers.values import bus_id
 
 _BOOT = re.compile(r"Linux version \d")
@@ -108,7 +108,7 @@ def read_earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
         return ()
     boots: list[list[str]] = [[]]
     for line in bundle.output("journal-xids").split("\n"):
-        if _BOOT.match(dmesg.message_of(line)):
+        if _BOOT.match(nvrm.message_of(line)):
             boots.append([])
         # The second line of a message is indented: users can write it.
         boots[-1] += [line[:_LINE_LIMIT].rstrip()] if line.strip() and not line[:1].isspace() else []
@@ -117,8 +117,8 @@ def read_earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
 
 
 def _boot(lines: list[str]) -> BootLog:
-    first = _TIME.match(lines[0]) if _BOOT.match(dmesg.message_of(lines[0])) else None
-    parsed = dmesg.parse("\n".join(lines))
+    first = _TIME.match(lines[0]) if _BOOT.match(nvrm.message_of(lines[0])) else None
+    parsed = nvrm.parse_log("\n".join(lines))
     if isinstance(parsed, Failure):
         raise UnknownFactError(parsed.error.message)
     return BootLog(began=first[1] if first else None, events=tuple(map(_of_driver, parsed.events)))
@@ -127,14 +127,14 @@ def _boot(lines: list[str]) -> BootLog:
 def parse(text: str, source: str) -> KernelLog:
     """Parse the lines that the probe kept: first those of the GPU's driver, then the rest, each in the log's order."""
     lines = [line[:_LINE_LIMIT].rstrip() for line in text.split("\n") if not line[:1].isspace()]
-    parsed = dmesg.parse("\n".join(lines)) if any(lines) else Dmesg()
+    parsed = nvrm.parse_log("\n".join(lines)) if any(lines) else Dmesg()
     if isinstance(parsed, Failure):
         raise UnknownFactError(parsed.error.message)
     of_kernel = (_of_kernel(line) for line in lines)
     return KernelLog(
         source=source,
-        complete=any(_BOOT.match(dmesg.message_of(line)) for line in lines),
-        simulated=any(_SIMULATED.match(dmesg.message_of(line)) for line in lines),
+        complete=any(_BOOT.match(nvrm.message_of(line)) for line in lines),
+        simulated=any(_SIMULATED.match(nvrm.message_of(line)) for line in lines),
         events=(*map(_of_driver, parsed.events), *(event for event in of_kernel if event)),
     )
 
@@ -154,7 +154,7 @@ def _of_driver(event: LogEvent) -> KernelEvent:
 
 
 def _of_kernel(line: str) -> KernelEvent | None:
-    message = dmesg.message_of(line)
+    message = nvrm.message_of(line)
     kind = next((kind for kind, pattern in _OTHERS if pattern.match(message)), None)
     if kind is None:
         return None

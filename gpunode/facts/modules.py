@@ -5,7 +5,7 @@ import re
 from gpunode.facts.bundle_reader import GPU_MODULE, MODPROBE_FOLDERS, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
-from gpunode.facts.parsers import driver_version
+from gpunode.facts.parsers import nvrm
 
 _VERSION = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,2}")
 _MODULE_LINE = re.compile(r"([A-Za-z0-9_-]+) [0-9]+ .*")
@@ -72,7 +72,7 @@ def read_loaded_driver(bundle: BundleReader) -> LoadedDriver | None:
     loaded."""
     text = bundle.text("/proc/driver/nvidia/version")
     if text is not None:
-        parsed = driver_version.parse(text)
+        parsed = nvrm.parse_version(text)
         return LoadedDriver(version=parsed.version, flavour=parsed.flavour)
     version = bundle.text("/sys/module/nvidia/version")
     if version is not None:

@@ -5,7 +5,7 @@ import re
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
-from gpunode.facts.parsers.dmesg import message_of
+from gpunode.facts.parsers.nvrm import message_of
 
 _VERBS = "/sys/class/infiniband_verbs/"
 _MAD = "/sys/class/infiniband_mad/"

@@ -8,14 +8,13 @@ from gpunode.facts.models import Fact
 from gpunode.facts.parsers import (
     bandwidth,
     dcgm_diag,
-    dmesg,
-    driver_version,
     ibstat,
     lscpu,
     lspci,
     nccl_tests,
     numactl,
     nvbandwidth,
+    nvrm,
     smi_list,
     smi_nvlink,
     smi_q,
@@ -40,12 +39,12 @@ KINDS: Mapping[str, Parser] = {
     "bandwidth-test": bandwidth.parse_bandwidth_test,
     "p2p-bandwidth": bandwidth.parse_p2p,
     "dcgm-diag": dcgm_diag.parse,
-    "dmesg": dmesg.parse,
+    "dmesg": nvrm.parse_log,
     "lspci": lspci.parse,
     "ibstat": ibstat.parse,
     "numactl": numactl.parse,
     "lscpu": lscpu.parse,
-    "driver-version": driver_version.parse,
+    "driver-version": nvrm.parse_version,
 }
 """Parsers by kind."""
 
@@ -53,12 +52,12 @@ ANSWERS: Mapping[str, Any] = {kind: get_type_hints(parser)["return"] for kind, p
 """Models that the parser of each kind returns."""
 
 
-def parsed(kind: str, text: str, xids: Mapping[int, dmesg.XidMeaning] | None = None) -> dict[str, Any]:
+def parsed(kind: str, text: str, xids: Mapping[int, nvrm.XidMeaning] | None = None) -> dict[str, Any]:
     """Return the document that ``gpunode parse`` prints; ``xids`` are the meanings for ``dmesg``.
 
     Raise ParseError like the parser of the kind.
     """
-    answer = (partial(dmesg.parse, xids=xids) if kind == "dmesg" else KINDS[kind])(text)
+    answer = (partial(nvrm.parse_log, xids=xids) if kind == "dmesg" else KINDS[kind])(text)
     return answer.model_dump(mode="json", by_alias=True)
 
 

@@ -7,7 +7,7 @@ from effort import effort
 from facts_samples import answer, gpu_facts_with
 
 from gpunode.facts import kernel_log, rdma
-from gpunode.facts.parsers import dmesg
+from gpunode.facts.parsers import nvrm
 from gpunode.onnode import probe as script
 
 FORGED = (
@@ -66,7 +66,7 @@ def test_no_event_follows_from_text_of_users(first: int) -> None:
 
 
 def refused(text: str) -> None:
-    assert dmesg.parse("[    0.5] Booting\n" + text).events == (), text  # type: ignore[union-attr]
+    assert nvrm.parse_log("[    0.5] Booting\n" + text).events == (), text  # type: ignore[union-attr]
     log = kernel_log.parse("[    0.5] Booting\n" + text, "journal")
     assert (log.events, log.complete, log.simulated) == ((), False, False), text
     assert kernel_log.parse(text.partition("\n")[2], "journal").events == (), text

@@ -1,13 +1,53 @@
-"""Messages of NVIDIA's driver in the kernel's log: dmesg (any time format), /dev/kmsg, syslog, journalctl."""
+"""The driver's own text (NVRM): its version in /proc, and its messages in the kernel's log, of any tool and format."""
 
 import re
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.outputs import Dmesg, LogEvent, LogProcess
+from gpunode.facts.models.outputs import Dmesg, DriverVersion, LogEvent, LogProcess
 from gpunode.facts.models.smi import Failure, ToolError
-from gpunode.facts.parsers.values import bus_id, found_text
+from gpunode.facts.parsers.values import bus_id, found_text, lines_of
+
+_MODULE = re.compile(
+    r"\s*NVRM version:\s+NVIDIA UNIX (?P<open>Open )?(?:Kernel Module for \S+|\S+ (?P<open_after>Open )?Kernel Module)"
+    r"\s+(?P<version>\d{1,4}(?:\.\d{1,4}){1,2})\s+(?P<rest>.*)"
+)
+_BEFORE_DATE = re.compile(r".*\([^)]*@[^)]*\)|\s*\w+ [Bb]uild\b")
+_DATE = re.compile(r"(?=.*(?<!\d)\d\d?:\d\d:\d\d(?!\d))(?=.*(?<!\d)\d{4}(?!\d)).*")
+_OTHER_COMPILER = re.compile(r"\b(?:clang|LLVM)\b", re.I)
+_GCC = re.compile(r"\s*GCC version:\s*(.*)")
+_VERSION = re.compile(r"(?<![\w.~-])(\d{1,3}(?:\.\d{1,3}){2})(?![\w.])")
+
+
+def parse_version(text: str) -> DriverVersion:
+    """Parse the version of the loaded NVIDIA kernel module.
+
+    ``gcc`` and ``built`` are None if the line is absent or truncated. Raise ParseError if there is no complete line
+    ``NVRM version: NVIDIA UNIX …``.
+    """
+    lines = lines_of(text)
+    module = next((match for line in lines if (match := _MODULE.fullmatch(line[:2000]))), None)
+    if module is None:
+        raise ParseError(f"expected a line 'NVRM version: NVIDIA UNIX ... Kernel Module ...', {found_text(text)}")
+    date = _DATE.fullmatch(_BEFORE_DATE.sub("", module["rest"], count=1).strip())
+    compiler = next((match[1] for line in lines if (match := _GCC.fullmatch(line[:2000]))), "")
+    return DriverVersion(
+        version=module["version"],
+        flavour="open" if module["open"] or module["open_after"] else "proprietary",
+        gcc=_compiler_version(compiler),
+        built=date[0] if date else None,
+    )
+
+
+def _compiler_version(text: str) -> str | None:
+    """Return the version of gcc after its name; distributions put their own revision in brackets before or after it."""
+    if _OTHER_COMPILER.search(text):
+        return None
+    outside = re.sub(r"\([^()]*\)", " ", text)
+    match = _VERSION.search(outside) or _VERSION.search(text)
+    return match[1] if match else None
+
 
 _LINE_LIMIT = 4096
 _DEVICE = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?: [^)]{1,60})?"
@@ -64,7 +104,7 @@ class XidMeaning(Protocol):
     def action(self) -> str: ...
 
 
-def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Failure:
+def parse_log(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Failure:
     """Parse the lines about errors of a GPU, one event per line; ``xids`` has the meanings of Xids.
 
     Of the NVRM lines only errors become events. A log without such lines has no events. If dmesg had no permission,
