@@ -12,7 +12,7 @@ from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.parsers.smi_nvlink import UNSUPPORTED
+from gpunode.facts.parsers.smi_links import UNSUPPORTED
 from gpunode.text import counted, listed
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) show details."

@@ -9,7 +9,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.modules import read_loaded_driver
-from gpunode.facts.parsers import smi_error, smi_nvlink, smi_query, smi_topo, smi_xml
+from gpunode.facts.parsers import smi_error, smi_links, smi_query, smi_xml
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.tools import answer
 
@@ -203,7 +203,7 @@ _LINE_LIMIT = 20_000
 
 def read_topology(bundle: BundleReader) -> Smi[Topology] | None:
     """Return the answer of ``nvidia-smi topo -m``."""
-    return _answer(bundle, "nvidia-smi-topo", smi_topo.parse, Smi[Topology])
+    return _answer(bundle, "nvidia-smi-topo", smi_links.parse_topology, Smi[Topology])
 
 
 def read_peer_access(bundle: BundleReader) -> Smi[PeerAccess] | None:
@@ -213,12 +213,12 @@ def read_peer_access(bundle: BundleReader) -> Smi[PeerAccess] | None:
 
 def read_nvlink(bundle: BundleReader) -> Smi[Nvlink] | None:
     """Return the answer of ``nvidia-smi nvlink --status``; some drivers print nothing if no GPU has NVLink."""
-    return _answer(bundle, "nvidia-smi-nvlink", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
+    return _answer(bundle, "nvidia-smi-nvlink", smi_links.parse_nvlink, Smi[Nvlink], empty=Nvlink())
 
 
 def read_nvlink_errors(bundle: BundleReader) -> Smi[Nvlink] | None:
     """Return the answer of ``nvidia-smi nvlink -e``."""
-    return _answer(bundle, "nvidia-smi-nvlink-errors", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
+    return _answer(bundle, "nvidia-smi-nvlink-errors", smi_links.parse_nvlink, Smi[Nvlink], empty=Nvlink())
 
 
 def _answer(

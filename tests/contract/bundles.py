@@ -30,7 +30,7 @@ from machines import (
 
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.parsers import smi_nvlink, smi_xml
+from gpunode.facts.parsers import smi_links, smi_xml
 from gpunode.judging.report import WORST_FIRST
 from gpunode.probe.bundle import Bundle
 
@@ -197,13 +197,13 @@ def findings(document: Document, expect: Expectation | None = None) -> list[Find
 
 # Edits mostly leave the long answers of nvidia-smi as they are, and healthy nodes are judged again and again.
 _XML = lru_cache(maxsize=64)(smi_xml.parse)
-_NVLINK = lru_cache(maxsize=128)(smi_nvlink.parse)
+_NVLINK = lru_cache(maxsize=128)(smi_links.parse_nvlink)
 
 
 @lru_cache(maxsize=32)
 def facts_of(text: str) -> NodeFacts:
     """Return the facts of a bundle's JSON. The same answer of nvidia-smi is parsed once."""
-    with mock.patch.object(smi_xml, "parse", _XML), mock.patch.object(smi_nvlink, "parse", _NVLINK):
+    with mock.patch.object(smi_xml, "parse", _XML), mock.patch.object(smi_links, "parse_nvlink", _NVLINK):
         return facts_from_bundle(Bundle.from_json(text, "a test's bundle"))
 
 
