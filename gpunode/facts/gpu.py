@@ -9,7 +9,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.modules import read_loaded_driver
-from gpunode.facts.parsers import smi_error, smi_links, smi_query, smi_xml
+from gpunode.facts.parsers import smi_error, smi_links, smi_lists, smi_xml
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.tools import answer
 
@@ -90,7 +90,7 @@ def read_gpu_usage_again(bundle: BundleReader) -> tuple[GpuUsage, ...] | None:
         raise UnknownFactError("no command was run")
     if not bundle.ran("nvidia-smi-usage"):
         return None
-    table = smi_query.parse(bundle.output("nvidia-smi-usage"))
+    table = smi_lists.parse_query(bundle.output("nvidia-smi-usage"))
     if isinstance(table, Failure):
         raise ParseError(table.error.message)
     return tuple(_usage(row) for row in table.rows)

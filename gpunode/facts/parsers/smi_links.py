@@ -7,7 +7,7 @@ from typing import TypeVar
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, Number, Nvlink, NvlinkGpu, NvlinkLink, Topology
 from gpunode.facts.parsers import smi_error
-from gpunode.facts.parsers.smi_list import GPU_LINE
+from gpunode.facts.parsers.smi_lists import GPU_LINE
 from gpunode.facts.parsers.tree import label_of
 from gpunode.facts.parsers.values import found_text, lines_of, number, quantity, shorten, text_or_none
 
