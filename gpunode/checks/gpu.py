@@ -28,7 +28,7 @@ from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Unde
 from gpunode.errors import UsageError
 from gpunode.facts.driver import DeviceNode
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.parsers.smi_error import error_kind
+from gpunode.facts.parsers.smi_base import error_kind
 from gpunode.facts.parsers.smi_gpu import NOT_LISTED
 from gpunode.facts.tools import ToolRun, meaning_of
 from gpunode.text import counted, listed

@@ -11,7 +11,7 @@ from gpunode.checks.driver import MISMATCH, loaded_driver
 from gpunode.checks.registry import CheckResult, NotJudged, Skip, Status, registry
 from gpunode.facts.models.smi import SmiGpu, SmiLog
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.parsers.smi_error import error_kind
+from gpunode.facts.parsers.smi_base import error_kind
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.pci import PciDevice
 from gpunode.onnode.gpu_settings import requested, resolved

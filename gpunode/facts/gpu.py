@@ -9,7 +9,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.modules import read_loaded_driver
-from gpunode.facts.parsers import smi_error, smi_links, smi_lists, smi_xml
+from gpunode.facts.parsers import smi_base, smi_links, smi_lists, smi_xml
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.tools import answer
 
@@ -246,7 +246,7 @@ def parse_peer_access(text: str) -> PeerAccess | Failure:
     lines = [_COLOUR.sub("", line[:_LINE_LIMIT]).split() for line in text.splitlines()]
     header = next((number for number, words in enumerate(lines) if words and all(map(_GPU.fullmatch, words))), None)
     if header is None:
-        error = smi_error.find(text)
+        error = smi_base.find_error(text)
         if error is None:
             raise ParseError(f"expected the matrix of nvidia-smi topo -p2p, found '{first_line(text)}'")
         return error

@@ -7,7 +7,7 @@ from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError,
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Smi, ToolError
-from gpunode.facts.parsers import smi_error
+from gpunode.facts.parsers import smi_base
 from gpunode.probe.bundle import CommandResult
 from gpunode.text import last_line
 
@@ -133,7 +133,7 @@ def answer(
         outcome = parse(result.stdout if on_stdout else result.stderr)
     except ParseError as err:
         outcome = _failure(result, err)
-    beside = [*getattr(outcome, "messages", ()), *smi_error.remarks(result.stderr if on_stdout else "")]
+    beside = [*getattr(outcome, "messages", ()), *smi_base.remarks(result.stderr if on_stdout else "")]
     messages = tuple(dict.fromkeys(line[:200] for line in beside))[:_MESSAGES_MOST]
     if not isinstance(outcome, Failure):
         return of(document=outcome, exit_status=result.rc, messages=messages)
@@ -148,7 +148,7 @@ def answer(
 
 def _failure(result: CommandResult, refused: ParseError) -> Failure:
     """Return the error that a message or the exit status names; raise if neither explains the failure."""
-    error = smi_error.find(result.stdout) or smi_error.find(result.stderr)
+    error = smi_base.find_error(result.stdout) or smi_base.find_error(result.stderr)
     if error is not None and result.rc != 0:
         return error
     if result.rc in _KINDS and not result.stdout.strip() and not result.stderr.strip():

@@ -1,7 +1,7 @@
 """One GPU of ``nvidia-smi -q``, from the XML or the text: the shape of ``gpunode parse nvidia-smi-xml``.
 
 Each field names its locations in the output of all driver generations: XML tags and the text's labels, in the spelling
-of ``tree.label_of``.
+of ``smi_base.label_of``.
 """
 
 from gpunode.facts.models.smi import (
@@ -20,7 +20,7 @@ from gpunode.facts.models.smi import (
     SmiProcess,
     SupportedClocks,
 )
-from gpunode.facts.parsers.tree import TreeLabel
+from gpunode.facts.parsers.smi_base import TreeLabel
 from gpunode.facts.parsers.values import (
     bus_id,
     device_and_vendor,

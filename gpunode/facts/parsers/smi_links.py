@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, Number, Nvlink, NvlinkGpu, NvlinkLink, Topology
-from gpunode.facts.parsers import smi_error
+from gpunode.facts.parsers import smi_base
+from gpunode.facts.parsers.smi_base import label_of
 from gpunode.facts.parsers.smi_lists import GPU_LINE
-from gpunode.facts.parsers.tree import label_of
 from gpunode.facts.parsers.values import found_text, lines_of, number, quantity, shorten, text_or_none
 
 _COLOUR = re.compile(r"(?:\x1b|\^\[|\N{SYMBOL FOR ESCAPE})?\[\d{0,3}(?:;\d{1,3}){0,4}m")
@@ -33,7 +33,7 @@ def parse_topology(text: str) -> Topology | Failure:
     lines = [_COLOUR.sub("", line[:_ROW_LIMIT]).rstrip() for line in lines_of(text)]
     position = next((number for number, line in enumerate(lines) if _is_header(line)), None)
     if position is None:
-        error = smi_error.find(text)
+        error = smi_base.find_error(text)
         if error is None:
             raise ParseError(
                 f"expected the matrix of nvidia-smi topo -m with a line 'GPU0 ... CPU Affinity', {found_text(text)}"
@@ -216,14 +216,14 @@ def parse_nvlink(text: str) -> Nvlink | Failure:
             current = _gpu(gpus, heading)
         elif current is not None and _is_message(current, line):
             _take_message(current, line.strip())
-        elif _ELISION.fullmatch(line) or smi_error.is_remark(line):
+        elif _ELISION.fullmatch(line) or smi_base.is_remark(line):
             continue
         elif current is not None:
             _take_link(current, line)
         else:
             raise ParseError(f"expected 'GPU 0: NAME (UUID: ...)' of nvidia-smi nvlink, found '{shorten(line)}'")
     if not gpus:
-        error = smi_error.find(text)
+        error = smi_base.find_error(text)
         if error is None:
             raise ParseError(f"expected the listing of nvidia-smi nvlink --status or -e, {found_text(text)}")
         return error

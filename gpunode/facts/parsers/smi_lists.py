@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, ListedGpu, ListedMigDevice, SmiList, SmiQuery
-from gpunode.facts.parsers import smi_error
+from gpunode.facts.parsers import smi_base
 from gpunode.facts.parsers.values import (
     MOST_GPUS,
     bus_id,
@@ -41,7 +41,7 @@ def parse_list(text: str) -> SmiList | Failure:
         elif device and gpus:
             entry = ListedMigDevice(name=device["name"], index=int(device["index"]), uuid=device["uuid"])
             gpus[-1] = gpus[-1].model_copy(update={"mig_devices": (*gpus[-1].mig_devices, entry)})
-        elif smi_error.is_remark(line):
+        elif smi_base.is_remark(line):
             messages.append(line.strip())
         elif line.strip():
             raise ParseError(
@@ -51,7 +51,7 @@ def parse_list(text: str) -> SmiList | Failure:
         if len({gpu.index for gpu in gpus}) < len(gpus):
             raise ParseError("expected every GPU once in nvidia-smi -L, found an index twice")
         return SmiList(gpus=tuple(gpus), messages=tuple(messages))
-    error = smi_error.find(text)
+    error = smi_base.find_error(text)
     if error is None:
         raise ParseError(f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', {found_text(text)}")
     return error
@@ -91,10 +91,10 @@ def parse_query(text: str) -> SmiQuery | Failure:
     Raise ParseError for other text and for a truncated row.
     """
     lines = [line[:_LINE_LIMIT].strip() for line in lines_of(text)]
-    messages = [line for line in lines if line and smi_error.is_remark(line)]
-    lines = [line for line in lines if line and not smi_error.is_remark(line)]
+    messages = [line for line in lines if line and smi_base.is_remark(line)]
+    lines = [line for line in lines if line and not smi_base.is_remark(line)]
     if not lines:
-        error = smi_error.find(text)
+        error = smi_base.find_error(text)
         if error is None:
             raise ParseError(f"expected the CSV of nvidia-smi --query-gpu, {found_text(text)}")
         return error

@@ -4,8 +4,8 @@ import re
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiGpu, SmiLog
-from gpunode.facts.parsers import smi_error, smi_gpu
-from gpunode.facts.parsers.tree import TreeLabel, label_of
+from gpunode.facts.parsers import smi_base, smi_gpu
+from gpunode.facts.parsers.smi_base import TreeLabel, label_of
 from gpunode.facts.parsers.values import MOST_GPUS, bus_id, found_text, lines_of, version
 
 _BANNER = re.compile(r"\s*=+NVSMI LOG=+\s*")
@@ -28,7 +28,7 @@ def parse(text: str) -> SmiLog | Failure:
     root, elided = _tree(lines)
     blocks = root.all("gpu")
     if not blocks:
-        answer = smi_error.find(text) or _headless(root)
+        answer = smi_base.find_error(text) or _headless(root)
         if answer is None:
             raise ParseError(f"expected the text of nvidia-smi -q, {found_text(text)}")
         return answer
@@ -51,7 +51,7 @@ def _tree(lines: list[str]) -> tuple[TreeLabel, bool]:
     elided = False
     for raw in lines:
         line = raw[:_LINE_LIMIT].expandtabs(8).rstrip()
-        if not line or _BANNER.fullmatch(line) or smi_error.is_error_line(line):
+        if not line or _BANNER.fullmatch(line) or smi_base.is_error_line(line):
             continue
         if _ELISION.fullmatch(line):
             elided = True
@@ -188,4 +188,4 @@ def _refuse_shorter_last(blocks: list[TreeLabel]) -> None:
 
 
 def _messages(lines: list[str]) -> list[str]:
-    return [line.strip() for line in lines if smi_error.is_remark(line)]
+    return [line.strip() for line in lines if smi_base.is_remark(line)]

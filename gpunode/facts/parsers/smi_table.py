@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiTable, TableGpu, TableProcess
-from gpunode.facts.parsers import smi_error
+from gpunode.facts.parsers import smi_base
 from gpunode.facts.parsers.values import (
     bus_id,
     flag,
@@ -57,7 +57,7 @@ def parse(text: str) -> SmiTable | Failure:
         raise ParseError(f"expected one table of nvidia-smi, found {len(heads)} in one text")
     rows, errors = _rows(lines)
     if not rows:
-        answer = smi_error.find(text)
+        answer = smi_base.find_error(text)
         if answer is None:
             raise ParseError(f"expected the table of nvidia-smi with at least one GPU, {found_text(text)}")
         return answer
@@ -97,7 +97,7 @@ def _rows(lines: list[str]) -> tuple[list[_Row], list[str]]:
     in_section = in_header = False
     for line in lines:
         if not line.startswith(("|", "+")):
-            if smi_error.is_remark(line) or _TROUBLE.search(line):
+            if smi_base.is_remark(line) or _TROUBLE.search(line):
                 outside.append(line)
             continue
         if _COLUMNS.match(line):

@@ -5,8 +5,8 @@ from xml.parsers import expat
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiLog
-from gpunode.facts.parsers import smi_error, smi_gpu
-from gpunode.facts.parsers.tree import TreeLabel, label_of
+from gpunode.facts.parsers import smi_base, smi_gpu
+from gpunode.facts.parsers.smi_base import TreeLabel, label_of
 from gpunode.facts.parsers.values import MOST_GPUS, found_text, lines_of, shorten
 
 _ROOT = "nvidia_smi_log"
@@ -26,7 +26,7 @@ def parse(text: str) -> SmiLog | Failure:
     """
     begin = _BEGIN.search(text)
     if begin is None:
-        error = smi_error.find(text)
+        error = smi_base.find_error(text)
         if error is None:
             raise ParseError(f"expected the XML of nvidia-smi -q -x, {found_text(text)}")
         return error
@@ -35,7 +35,7 @@ def parse(text: str) -> SmiLog | Failure:
     end = last + len(closing) if last >= 0 else len(text)
     outside = [line for part in (text[: begin.start()], text[end:]) for line in lines_of(part) if line.strip()]
     for line in outside:
-        if not smi_error.is_remark(line):
+        if not smi_base.is_remark(line):
             raise ParseError(f"expected one XML document of nvidia-smi -q -x only, also found '{shorten(line)}'")
     root, bus_ids = _tree(text[begin.start() : end])
     gpus = [smi_gpu.gpu(node, index, bus_ids[index]) for index, node in enumerate(root.all("gpu"))]

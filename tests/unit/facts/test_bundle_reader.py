@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.facts.bundle_reader import BundleReader
-from gpunode.facts.parsers.tree import label_of
+from gpunode.facts.parsers.smi_base import label_of
 from gpunode.probe.bundle import Bundle
 
 PATHS = [
