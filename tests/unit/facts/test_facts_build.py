@@ -14,11 +14,11 @@ from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.node import FACTS, MAY_BE_NONE
 from gpunode.probe import Bundle, CommandResult
 
-LATER = {
-    field
-    for field, source in FACTS.items()
-    if source.read.__module__.rpartition(".")[2] not in {"system", "kernels", "modules", "packages", "gpu", "units"}
-} - {"pci"}
+LATER = FACTS.keys() - {
+    *("architecture", "command_line", "os", "secure_boot", "systemd", "virtualization", "disk_free_mib", "units"),
+    *("kernels", "packages", "dkms", "module_files", "modules", "loaded_driver", "nouveau_blacklisted", "pci"),
+    *("driver_library_version", "smi", "gpu_processes", "gpu_usage_again"),
+}
 """Facts that the probe did not ask for when the bundle was recorded."""
 KNOWN_ANYHOW = {
     "module_blocks",
