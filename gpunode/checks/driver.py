@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
-from gpunode.checks.packages import driver_installed
+from gpunode.checks.packages import ROLE, driver_installed
 from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.boot import Initramfs, blocked_by_arguments
 from gpunode.facts.kernel_log import KernelEvent
@@ -69,7 +69,6 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-ROLE = "role nvidia_driver, tag nvidia_driver_install"
 MISMATCH = "driver-library-mismatch"
 LOG = "journalctl -k -b | grep -e NVRM -e Xid shows the driver's messages."
 SLOW = (

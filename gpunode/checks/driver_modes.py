@@ -7,9 +7,10 @@ from packaging.version import Version
 
 from gpunode.catalog import Gpu, Platform, driver_rules, load
 from gpunode.checks.compare import failed, passed, skipped, warned
-from gpunode.checks.driver import ROLE, loaded_driver
+from gpunode.checks.driver import loaded_driver
 from gpunode.checks.gpus import CATALOG, model_of
 from gpunode.checks.links import gpus_of
+from gpunode.checks.packages import ROLE
 from gpunode.checks.registry import CheckResult, registry
 from gpunode.errors import UsageError
 from gpunode.facts.modules import LoadedDriver

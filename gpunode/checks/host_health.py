@@ -8,9 +8,8 @@ from gpunode.checks.declared import declare
 from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.xids import nothing_found, reach
+from gpunode.checks.xids import logged, nothing_found, reach
 from gpunode.facts.disks import Nvme, StoredMount
-from gpunode.facts.kernel_log import KernelEvent
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -167,7 +166,7 @@ def stuck_processes(node: NodeFacts) -> Iterator[CheckResult]:
     thresholds=(PCIE_MOST,),
 )
 def pcie_errors(node: NodeFacts) -> Iterator[CheckResult]:
-    events = _events(node, "aer")
+    events = logged(node, "aer")
     if not events:
         yield nothing_found(node, "error on PCI Express")
         return
@@ -195,7 +194,7 @@ def pcie_errors(node: NodeFacts) -> Iterator[CheckResult]:
     thresholds=(MACHINE_CHECKS_MOST,),
 )
 def machine_checks(node: NodeFacts) -> Iterator[CheckResult]:
-    events = _events(node, "mce")
+    events = logged(node, "mce")
     if not events:
         yield nothing_found(node, "machine check")
         return
@@ -213,18 +212,13 @@ def machine_checks(node: NodeFacts) -> Iterator[CheckResult]:
     thresholds=(KILLED_MOST,),
 )
 def killed_processes(node: NodeFacts) -> Iterator[CheckResult]:
-    events = [event for event in _events(node, "oom") if event.process is not None or "Out of memory" in event.message]
+    events = [event for event in logged(node, "oom") if event.process is not None or "Out of memory" in event.message]
     if not events:
         yield nothing_found(node, "process killed by the out-of-memory killer")
         return
     killed = Counter(event.process or "unknown" for event in events)
     message = f"killed {reach(node)}: {listed([f'{name} ({number}x)' for name, number in killed.most_common()])}"
     yield at_most(len(events), KILLED_MOST.value, message, fault=Status.WARN, unit="processes")
-
-
-def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
-    log = node.kernel_log
-    return tuple(event for event in log.events if event.kind == kind) if log else ()
 
 
 FREE_LEAST = Threshold("host.scratch.free-least", 5, "% free", "Less free space warns.", source="our choice", most=100)

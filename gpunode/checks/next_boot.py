@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpunode.checks.compare import passed, skipped
-from gpunode.checks.driver import ROLE, modules_of, old_images, same_version
+from gpunode.checks.driver import modules_of, old_images, same_version
 from gpunode.checks.machine import is_container
-from gpunode.checks.packages import driver_installed
+from gpunode.checks.packages import ROLE, driver_installed
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.boot import blocked_by_arguments
 from gpunode.facts.modules import ModuleFile

@@ -32,6 +32,7 @@ ERRORS_MOST = Threshold(
     source="our choice: the counters stay 0 on a healthy link",
 )
 NO_DEVICE = "the node has no InfiniBand or RoCE device"
+NVSENTINEL = "NVSentinel, NIC health monitor"
 LOOK = "ibstat and ibdiagnet show the port; check cable and transceiver at both ends, and the switch."
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from gpunode.checks.compare import Scale, failed, passed, skipped, warned
 from gpunode.checks.machine import is_container
-from gpunode.checks.rdma import LOOK, NO_DEVICE
+from gpunode.checks.rdma import LOOK, NO_DEVICE, NVSENTINEL
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unknown
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.network import IbDevice
@@ -18,7 +18,6 @@ from gpunode.text import counted, listed, moment, seconds_between
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, rdma_linkflap_fatal"
 AZURE = "azurehpc-health-checks: 5 lost carriers in 24 h"
-NVSENTINEL = "NVSentinel, NIC health monitor"
 PORTS = "rdma.ports reports the port"
 MELLANOX, NETWORK, INFINIBAND = "15b3", "02", "0207"
 AMAZON, EFA = "1d0f", "efa"

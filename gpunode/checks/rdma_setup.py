@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpunode.checks.compare import failed, faultless, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.machine import is_container
-from gpunode.checks.rdma import NO_DEVICE, ports
+from gpunode.checks.rdma import NO_DEVICE, NVSENTINEL, ports
 from gpunode.checks.registry import CheckResult, Expectation, Skip, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.network import IbDevice, Nic
@@ -14,7 +14,6 @@ from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 NODEPULSE = "NodePulse: 9000 and more on every interface"
-NVSENTINEL = "NVSentinel, NIC health monitor"
 GIDS = "NVIDIA/nccl issues 426 and 769"
 MTU_LEAST = Threshold(
     "rdma.mtu.least",

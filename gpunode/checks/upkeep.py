@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from gpunode.checks.compare import at_most, failed, passed, skipped, undetermined, warned
-from gpunode.checks.driver import ROLE, loaded_driver, same_version
+from gpunode.checks.driver import loaded_driver, same_version
 from gpunode.checks.driver_modes import fits
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import model_of
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
-from gpunode.checks.packages import driver_packages, present
+from gpunode.checks.packages import ROLE, driver_packages, present
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.driver import LibraryFile

@@ -76,7 +76,7 @@ def nothing_found(node: NodeFacts, kind: str) -> CheckResult:
     thresholds=(GAP, ECC_MOST, REPEATED),
 )
 def xid(node: NodeFacts) -> Iterator[CheckResult]:
-    events = [event for event in _events(node, "xid") if event.xid is not None]
+    events = [event for event in logged(node, "xid") if event.xid is not None]
     if not events:
         yield nothing_found(node, "Xid")
         return
@@ -134,7 +134,7 @@ def _rank(number: int, incident: Incident, model: GpuMatch | None, over: Mapping
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
 def sxid(node: NodeFacts) -> Iterator[CheckResult]:
-    events = _events(node, "sxid")
+    events = logged(node, "sxid")
     if not events and not nvswitches(node):
         yield skipped("no NVSwitch is on the PCI bus")
     elif not events:
@@ -165,7 +165,7 @@ def sxid(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
 def driver_log(node: NodeFacts) -> Iterator[CheckResult]:
-    events = (*_events(node, "nvrm"), *_events(node, "nouveau"))
+    events = (*logged(node, "nvrm"), *logged(node, "nouveau"))
     if not events:
         yield nothing_found(node, "trouble of the driver")
         return
@@ -195,7 +195,8 @@ def _says_off_the_bus(event: KernelEvent) -> bool:
     return any(sign in event.message for sign in OFF_THE_BUS_WORDS)
 
 
-def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
+def logged(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
+    """Return the log's events of one kind."""
     log = node.kernel_log
     return tuple(event for event in log.events if event.kind == kind) if log else ()
 
