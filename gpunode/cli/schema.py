@@ -20,7 +20,7 @@ from gpunode.facts.parsers.kinds import ANSWERS
 from gpunode.history.compare import Comparison
 from gpunode.judging.report import Report
 from gpunode.probe.bundle import Bundle
-from gpunode.profiling.document import ProfileDocument
+from gpunode.profiling.patterns import ProfileDocument
 from gpunode.report.outcomes import CollectOutcome, ExplainOutcome, LabOutcome, ProvisionOutcome
 from gpunode.stack import Plan, Stack
 from gpunode.text import unknown

@@ -1,14 +1,17 @@
-"""The table of a profile: each pattern with its number, its cause, and what to change."""
+"""The table of a profile: each pattern with its number, its cause, and what to change; and the document with it."""
 
 import itertools
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpunode.frozen import Frozen
-from gpunode.profiling.activity import Interval, ProfileActivity, common, length, merged
+from pydantic import Field
+
+from gpunode.frozen import Frozen, FrozenByName
+from gpunode.profiling.activity import Interval, ProfileActivity, ProfileError, common, length, merged
 
 BUSY_SHARE = 0.8
 """Of the recorded time: guides name 70 to 80 % for a GPU that is not starving. The other limits are our choice."""
@@ -275,3 +278,66 @@ def _tensor_cores(activity: ProfileActivity) -> ProfilePattern:
         cause="products in FP32, or shapes that are not multiples of 8",
         change="torch.autocast with bfloat16, torch.set_float32_matmul_precision('high'), dimensions in multiples of 8",
     )
+
+
+LINE = re.compile(r"(.+) (\d+)$")
+LOADER = re.compile(r"torch/utils/data/|tensorflow/python/data/")
+MOST_SHOWN = 3
+
+
+def stack_patterns(text: str) -> list[ProfilePattern]:
+    """Return the table of py-spy's samples. Raises ProfileError for another format.
+
+    A line of ``--format raw`` has frames joined by ``;``, then the number of samples.
+    """
+    loading = total = 0
+    last: Counter[str] = Counter()
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        match = LINE.match(line)
+        if match is None:
+            raise ProfileError(f"py-spy's output has a line that is not a stack: {line[:80]!r}")
+        frames, number = match[1].split(";"), int(match[2])
+        total += number
+        loading += number if any(LOADER.search(frame) for frame in frames) else 0
+        last[frames[-1]] += number
+    if not total:
+        raise ProfileError("py-spy recorded no sample: the command ended at once, or started no Python")
+    share = loading / total
+    hottest = ", ".join(f"{name} {percent(number / total)}" for name, number in last.most_common(MOST_SHOWN))
+    bad = share > LOADING_SHARE
+    return [
+        ProfilePattern(
+            pattern="data loading",
+            value=round(share, 4),
+            measured=f"{percent(share)} of {total} samples of all threads and processes",
+            status="look" if bad else "ok",
+            cause="samples are prepared in these processes" if bad else "",
+            change="num_workers; gpunode validate --level deep --data DIR names the limit of the files" if bad else "",
+        ),
+        ProfilePattern(pattern="functions", value=None, measured=hottest, status="ok"),
+    ]
+
+
+class ProfileDocument(FrozenByName):
+    """The document ``gpunode.profile/1``."""
+
+    schema_name: Literal["gpunode.profile/1"] = Field("gpunode.profile/1", alias="schema")
+    tool: Literal["nsys", "torch", "py-spy"]
+    seconds: float
+    """Of the whole command."""
+    exit_code: int | None
+    """None: it was interrupted at the time limit."""
+    signal: int | None
+    steps: int
+    """Recorded ones; 0 for tools that record the whole run."""
+    torch: str | None
+    """Version."""
+    patterns: tuple[ProfilePattern, ...]
+    utilization_percent: tuple[float, ...]
+    """Samples of all GPUs, one each second; empty: no nvidia-smi."""
+    trace: str | None
+    checked: tuple[str, ...]
+    """Versions and permissions, before the run."""
+    remarks: tuple[str, ...]

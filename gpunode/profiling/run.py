@@ -18,9 +18,8 @@ from typing import Any, Literal
 
 from gpunode.errors import UsageError
 from gpunode.onnode import program_text
-from gpunode.profiling import nsys, stacks, torch_trace
-from gpunode.profiling.errors import ProfileError
-from gpunode.profiling.patterns import ProfilePattern, RunNotes, patterns
+from gpunode.profiling.activity import ProfileError, parse_nsys, parse_torch
+from gpunode.profiling.patterns import ProfilePattern, RunNotes, patterns, stack_patterns
 from gpunode.text import last_line, one_line
 
 Tool = Literal["nsys", "torch", "py-spy"]
@@ -385,13 +384,13 @@ def _understand(request: ProfileRequest, result: ProfileResult) -> None:
     output = request.output
     if result.tool == "nsys":
         result.trace = next(iter(sorted(output.glob("profile.*rep"))), None)
-        result.rows = patterns(nsys.parse(output / "profile.sqlite"), result.notes)
+        result.rows = patterns(parse_nsys(output / "profile.sqlite"), result.notes)
     elif result.tool == "py-spy":
         path = output / "stacks.txt"
         if not path.is_file():
             raise ProfileError(f"py-spy wrote no stacks{_ended(result)}")
         result.trace = path
-        result.rows = stacks.patterns(path.read_text(encoding="utf-8", errors="replace"))
+        result.rows = stack_patterns(path.read_text(encoding="utf-8", errors="replace"))
     else:
         _from_hook(output, result)
 
@@ -428,4 +427,4 @@ def _from_hook(output: Path, result: ProfileResult) -> None:
     if path.stat().st_size > MOST_TRACE_BYTES:
         raise ProfileError(f"{path} is larger than {MOST_TRACE_BYTES >> 20} MiB: record fewer steps (--steps)")
     result.trace = path
-    result.rows = patterns(torch_trace.parse(path.read_text(encoding="utf-8", errors="replace")), result.notes)
+    result.rows = patterns(parse_torch(path.read_text(encoding="utf-8", errors="replace")), result.notes)

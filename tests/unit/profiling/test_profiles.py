@@ -25,11 +25,9 @@ from gpunode.cli import run
 from gpunode.errors import UsageError
 from gpunode.fleet.process import descendants
 from gpunode.onnode import profile_hook as hook
-from gpunode.profiling import nsys, stacks, torch_trace
 from gpunode.profiling import run as running
-from gpunode.profiling.activity import ProfileActivity, common, length, merged
-from gpunode.profiling.errors import ProfileError
-from gpunode.profiling.patterns import RunNotes, patterns
+from gpunode.profiling.activity import ProfileActivity, ProfileError, common, length, merged, parse_nsys, parse_torch
+from gpunode.profiling.patterns import RunNotes, patterns, stack_patterns
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel"
 PLAIN = "ampere_sgemm_128x64_nn"
@@ -84,7 +82,7 @@ def as_torch(planted: Planted) -> ProfileActivity:
         }[kind]
         return {"ph": "X", "cat": category, "name": shown, "tid": 1, "ts": start, "dur": duration, "args": arguments}
 
-    return torch_trace.parse(json.dumps({"traceEvents": [event(*row) for row in planted.events]}))
+    return parse_torch(json.dumps({"traceEvents": [event(*row) for row in planted.events]}))
 
 
 def as_nsys(planted: Planted, path: Path) -> ProfileActivity:
@@ -118,7 +116,7 @@ def as_nsys(planted: Planted, path: Path) -> ProfileActivity:
                 text_of = f"enumerate(DataLoader)#_{name}DataLoaderIter.__next__"
                 database.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?)", (*times, text_of))
         database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(number, name) for name, number in names.items()])
-    return nsys.parse(path)
+    return parse_nsys(path)
 
 
 def looked_at(activity: ProfileActivity) -> set[str]:
@@ -185,7 +183,7 @@ def test_why_a_loader_is_slow(single: bool, notes: dict[str, Any], cause: str, c
 def test_operations_are_counted_without_those_that_they_call() -> None:
     events = [("aten::linear", 0, 100), ("aten::addmm", 10, 80), ("aten::relu", 100, 50)]
     rows = [{"ph": "X", "cat": "cpu_op", "name": name, "tid": 1, "ts": ts, "dur": dur} for name, ts, dur in events]
-    activity = torch_trace.parse(json.dumps({"traceEvents": rows}))
+    activity = parse_torch(json.dumps({"traceEvents": rows}))
     assert activity.operations == pytest.approx({"aten::linear": 20e-6, "aten::addmm": 80e-6, "aten::relu": 50e-6})
 
 
@@ -203,7 +201,7 @@ def test_stacks_of_py_spy() -> None:
     text = (
         "<module> (train.py:9);__next__ (torch/utils/data/dataloader.py:7);load (a b.py:3) 30\n<module> (t.py:1) 70\n"
     )
-    loading, functions = stacks.patterns(text)
+    loading, functions = stack_patterns(text)
     assert (loading.value, loading.status, functions.measured.partition(" 70 %")[0]) == (
         0.3,
         "look",
@@ -211,7 +209,7 @@ def test_stacks_of_py_spy() -> None:
     )
     for bad in ("", "no number\n", "\n\n"):
         with pytest.raises(ProfileError):
-            stacks.patterns(bad)
+            stack_patterns(bad)
 
 
 def damaged(text: str) -> Iterable[str]:
@@ -227,7 +225,7 @@ def test_a_damaged_file_is_refused_with_one_line_or_read(tmp_path: Path) -> None
     refused = 0
     for text in damaged(json.dumps({"traceEvents": [event, {**event, "args": [1], "ts": 90, "cat": "gpu_memcpy"}]})):
         try:
-            patterns(torch_trace.parse(text), RunNotes())
+            patterns(parse_torch(text), RunNotes())
         except ProfileError:
             refused += 1
     assert refused > 7
@@ -237,7 +235,7 @@ def test_a_damaged_file_is_refused_with_one_line_or_read(tmp_path: Path) -> None
     for size in (0, 10, 4096, len(whole) // 2):
         path.write_bytes(whole[:size])
         with pytest.raises(ProfileError):
-            nsys.parse(path)
+            parse_nsys(path)
 
 
 @pytest.mark.parametrize(
