@@ -26,7 +26,7 @@ from gpunode.checks.workload import (
     taking,
 )
 from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, unit_of
-from gpunode.expectations.shape import Pair
+from gpunode.expectations.limits import Pair
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import DeviceIdentity, MalformedRecord, Record, Values, values_of
 from gpunode.facts.node import NodeFacts

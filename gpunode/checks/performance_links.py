@@ -10,8 +10,7 @@ from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.assess import sums_in_switch
-from gpunode.expectations.limits import Where
-from gpunode.expectations.shape import Pair
+from gpunode.expectations.limits import Pair, Where
 from gpunode.facts.models.measured import COLLECTIVES, BadLink, NcclValues, PairsValues, TrainingValues
 from gpunode.facts.models.workload import Record
 from gpunode.text import counted, listed

@@ -2,9 +2,18 @@
 package has no side effects."""
 
 from gpunode.expectations.assess import Assessment, Figure, Mark, MarkRules, assess, marks_of
-from gpunode.expectations.limits import PhysicalLimit, Where, limit_of
-from gpunode.expectations.metrics import METRICS, UNITS, Metric, is_metric, unit_of
-from gpunode.expectations.shape import Shape, of_platform
+from gpunode.expectations.limits import (
+    METRICS,
+    UNITS,
+    Metric,
+    PhysicalLimit,
+    Shape,
+    Where,
+    is_metric,
+    limit_of,
+    of_platform,
+    unit_of,
+)
 
 __all__ = [
     "METRICS",

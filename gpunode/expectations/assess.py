@@ -8,9 +8,7 @@ from packaging.version import Version
 
 from gpunode.catalog import Catalog
 from gpunode.catalog.hardware import ExpectedFigure as Row
-from gpunode.expectations.limits import PhysicalLimit, Where, limit_of
-from gpunode.expectations.metrics import METRICS, Metric, unit_of
-from gpunode.expectations.shape import Shape
+from gpunode.expectations.limits import METRICS, Metric, PhysicalLimit, Shape, Where, limit_of, unit_of
 
 CATALOG = "catalog (expectations.yml"
 Grade = Literal["good", "low", "bad", "unknown"]

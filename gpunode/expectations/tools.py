@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.expectations.assess import Figure
-from gpunode.expectations.limits import Where
-from gpunode.expectations.metrics import METRICS
+from gpunode.expectations.limits import METRICS, Where
 from gpunode.facts.models.outputs import NcclRow, NcclTests, Nvbandwidth
 
 NVBANDWIDTH_BYTES = 512 * 2**20

@@ -6,8 +6,7 @@ import pytest
 
 from gpunode.catalog import Catalog
 from gpunode.expectations import METRICS, Figure, MarkRules, Shape, assess, limit_of, of_platform
-from gpunode.expectations.limits import Where
-from gpunode.expectations.metrics import COLLECTIVES, unit_of
+from gpunode.expectations.limits import COLLECTIVES, Where, unit_of
 
 CATALOG = Catalog()
 GIB = 2**30
