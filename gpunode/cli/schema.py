@@ -24,7 +24,7 @@ from gpunode.profiling.patterns import ProfileDocument
 from gpunode.report.outcomes import CollectOutcome, ExplainOutcome, LabOutcome, ProvisionOutcome
 from gpunode.stack import Plan, Stack
 from gpunode.text import unknown
-from gpunode.top.document import TopDocument
+from gpunode.top.model import TopDocument
 from gpunode.tuning import Tunings
 from gpunode.tuning.advice import AdviceDocument
 

@@ -22,10 +22,9 @@ from gpunode.cli import selection as selection_
 from gpunode.cli.options import VERBOSE_ACCEPTED, Duration, format_option
 from gpunode.cli.selection import Selection, ask_password
 from gpunode.errors import Exit, UsageError
-from gpunode.top.document import TopDocument, csv_lines
-from gpunode.top.model import FleetModel
+from gpunode.top.model import TopDocument, csv_lines
 from gpunode.top.screen import ScreenLine, View, draw, press, text_of
-from gpunode.top.stream import Watch
+from gpunode.top.stream import FleetModel, Watch
 
 ONCE_WINDOW_S = 10.0
 ONCE_GRACE_S = 10.0

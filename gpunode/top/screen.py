@@ -12,8 +12,8 @@ from rich.cells import cell_len, set_cell_size
 
 from gpunode.names import fold
 from gpunode.text import counted, one_line
-from gpunode.top.document import TopDocument, TopGpu, TopNode
-from gpunode.top.verdicts import VerdictKind
+from gpunode.top.model import TopDocument, TopGpu, TopNode
+from gpunode.top.samples import VerdictKind
 
 Level = Literal["gpu", "node", "fold"]
 LEVELS: tuple[Level | Literal["auto"], ...] = ("auto", "gpu", "node", "fold")

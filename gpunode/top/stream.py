@@ -14,8 +14,8 @@ from gpunode.fleet.connection import Gateways
 from gpunode.fleet.session import Session, begin
 from gpunode.onnode import program_text
 from gpunode.probe.answer import redacted
-from gpunode.text import last_line
-from gpunode.top.model import BEAT_S, FleetModel, NodeModel
+from gpunode.text import last_line, now
+from gpunode.top.model import BEAT_S, NodeModel, TopDocument
 from gpunode.top.samples import GPU_FIELDS
 
 WHAT = "the sampler"
@@ -32,6 +32,21 @@ _LOADER = "import sys;exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),'gpun
 def node_program() -> bytes:
     """Return the program that runs on a node."""
     return program_text("top").encode()
+
+
+class FleetModel:
+    """All nodes, for threads that feed them and one that reads."""
+
+    def __init__(self, hosts: Sequence[str], interval_s: int, window_s: float) -> None:
+        self.lock = threading.Lock()
+        self.interval_s, self.window_s = interval_s, window_s
+        self.nodes = [NodeModel(host, interval_s, window_s) for host in hosts]
+
+    def snapshot(self) -> TopDocument:
+        """Return what is known now."""
+        with self.lock:
+            nodes = tuple(node.snapshot() for node in self.nodes)
+        return TopDocument(at=now(), interval_s=self.interval_s, window_s=self.window_s, nodes=nodes)
 
 
 class Watch:

@@ -23,9 +23,8 @@ from gpunode.fleet import Target, local_target
 from gpunode.lab.hardware.describe import describe
 from gpunode.lab.simulator import state
 from gpunode.top import stream
-from gpunode.top.document import TopDocument, TopNode
-from gpunode.top.model import FleetModel
-from gpunode.top.stream import Watch
+from gpunode.top.model import TopDocument, TopNode
+from gpunode.top.stream import FleetModel, Watch
 
 Start = Callable[..., Server]
 DRIVER = "580.95.05"

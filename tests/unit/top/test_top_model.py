@@ -10,8 +10,7 @@ from effort import effort
 from gpunode.cli.schema import schema_of
 from gpunode.onnode.top import Follower
 from gpunode.top import model
-from gpunode.top.document import COLUMNS, TopDocument, TopNode, csv_lines
-from gpunode.top.model import NodeModel
+from gpunode.top.model import COLUMNS, NodeModel, TopDocument, TopNode, csv_lines
 
 GPU = (
     "G {index}, GPU-{index}, 00000000:{bus}:00.0, NVIDIA H100 80GB HBM3, {load}, 40, 60000, 81559, 640.00, 700.00, 62, "

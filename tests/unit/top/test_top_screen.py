@@ -6,9 +6,9 @@ import pytest
 from effort import effort
 from rich.cells import cell_len
 
-from gpunode.top.document import NodeStatus, TopDocument, TopGpu, TopNode, TopProcess, TopXid
+from gpunode.top.model import NodeStatus, TopDocument, TopGpu, TopNode, TopProcess, TopXid
+from gpunode.top.samples import VerdictKind
 from gpunode.top.screen import LEVELS, SORTS, ScreenLine, View, draw, press, text_of
-from gpunode.top.verdicts import VerdictKind
 
 
 def gpu(index: int = 0, verdict: str = "ok", **values: object) -> TopGpu:

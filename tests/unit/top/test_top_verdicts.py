@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from effort import effort
 
-from gpunode.top.samples import GpuSample, PcieSample
-from gpunode.top.verdicts import GpuWindow, VerdictKind, gpu_verdict, verdicts
+from gpunode.top.samples import GpuSample, GpuWindow, PcieSample, VerdictKind, gpu_verdict, verdicts
 
 WINDOW_S = 30.0
 WORKING = GpuSample(
