@@ -12,7 +12,7 @@ from gpunode.cli.on_node import SCRIPT, ProbeRun
 from gpunode.cli.options import FORMAT, SAVE, history_option, quiet, verbose_option
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UndeterminedError, UsageError
-from gpunode.history.recording import Recorder
+from gpunode.history.runs import Recorder
 from gpunode.history.snapshot import Snapshot, snapshot_of
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.saved import folder_for_bundles, save_bundle

@@ -36,9 +36,8 @@ from gpunode.fabric.second_opinion import has_nccl_tests
 from gpunode.fabric.starters import StarterRequest
 from gpunode.fabric.verdict import FabricVerdict
 from gpunode.fleet import Target
-from gpunode.history.recording import record_fabric
-from gpunode.judging.baseline import read_baselines
-from gpunode.judging.expectation import read_expectation
+from gpunode.history.runs import record_fabric
+from gpunode.judging.expectation import read_baselines, read_expectation
 from gpunode.judging.report import exit_code, report
 from gpunode.text import now
 from gpunode.workload.distributed import missing_ranks

@@ -33,16 +33,28 @@ from gpunode.cli.options import (
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
 from gpunode.errors import Exit, UsageError
-from gpunode.history.recording import Recorder
-from gpunode.history.runs import SNAPSHOT, EarlierRun, KeptRun, extract_snapshot
-from gpunode.judging.baseline import read_baselines, without_figures
+from gpunode.history.runs import SNAPSHOT, EarlierRun, KeptRun, Recorder, extract_snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
-from gpunode.judging.expectation import read_expectation
+from gpunode.judging.expectation import (
+    SETTINGS,
+    must_be_writable,
+    read_baselines,
+    read_expectation,
+    settings_of,
+    without_figures,
+    write_expectation,
+)
 from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.report import CompactReports, NodeReport, Report, count, exit_code, in_words, report, worst
-from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
+from gpunode.judging.request import (
+    JudgingRequest,
+    level_must_have_one,
+    must_be_judged,
+    read_logs,
+    reads_records,
+    selected_checks,
+)
 from gpunode.judging.saved import bundle_files, folder_for_bundles, save_bundle, saved_answers
-from gpunode.judging.write_expect import SETTINGS, must_be_writable, settings_of, write_expectation
 from gpunode.report import formats
 from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
@@ -229,8 +241,6 @@ def read_records(logs: Sequence[str], checks: Collection[str], *, replay: bool) 
     """Return saved outputs as records. Raises UsageError for one that cannot be judged."""
     if not logs:
         return []
-    from gpunode.judging.measured_logs import must_be_judged, read_logs  # noqa: PLC0415 (parsers of many tools)
-
     records = read_logs(logs, replay=replay)
     must_be_judged(records, checks)
     return records

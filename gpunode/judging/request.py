@@ -1,15 +1,19 @@
-"""What nodes are judged by: the criteria of one run, without the options that name them."""
+"""What nodes are judged by: the criteria of one run, the deviations that a site allows, saved outputs of --log."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
 from typing import Any
 
-from gpunode.checks import LEVELS, Baseline, EarlierGpus, Expectation, Finding, Level, judge, registry
+from gpunode.checks import LEVELS, Allowed, Baseline, EarlierGpus, Expectation, Finding, Level, Status, judge, registry
+from gpunode.checks.gpu import SITE
 from gpunode.checks.thresholds import NO_POLICY, Policy
 from gpunode.errors import UsageError
+from gpunode.expectations import is_metric, tools
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.judging.allowed import with_allowed
+from gpunode.facts.errors import ParseError
 from gpunode.judging.policy import today
 from gpunode.judging.report import NodeReport
 from gpunode.probe import Bundle
@@ -147,3 +151,134 @@ def level_must_have_one(level: Level, checks: Iterable[str]) -> None:
 def reads_records(checks: Iterable[str]) -> bool:
     """Return True if one of the checks needs a workload's records."""
     return any(registry[name].level != "quick" for name in checks)
+
+
+def with_allowed(
+    findings: Sequence[Finding],
+    expectation: Expectation,
+    judge: Callable[[Expectation, frozenset[str]], Iterable[Finding]],
+    on: date,
+) -> list[Finding]:
+    """Return the findings of a day; ``judge`` returns those of some checks by another expectation.
+
+    A deviation is used where fewer findings fail with its value. An expired one changes the origin only.
+    """
+    results = list(findings)
+    for allowed in expectation.allowed or ():
+        failed = _failed(results)
+        checks = frozenset(finding.check for finding in failed)
+        if not checks:
+            break
+        other = expectation.model_copy(update={allowed.key: allowed.value})
+        judged = list(judge(other, checks))
+        better = frozenset(
+            check
+            for check in checks
+            if len([finding for finding in _failed(judged) if finding.check == check])
+            < len([finding for finding in failed if finding.check == check])
+        )
+        if not better:
+            continue
+        if allowed.until < on:
+            source = f"{SITE}: {allowed.key} {allowed.words} was allowed until {allowed.until} ({allowed.reason})"
+            results = [
+                finding.model_copy(update={"source": source})
+                if finding in failed and finding.check in better
+                else finding
+                for finding in results
+            ]
+            continue
+        expectation = other
+        components = {(finding.check, finding.component) for finding in failed}
+        news = [
+            _explained(finding, allowed) if (finding.check, finding.component) in components else finding
+            for finding in judged
+            if finding.check in better
+        ]
+        results = sorted(
+            [*(finding for finding in results if finding.check not in better), *news], key=lambda finding: finding.check
+        )
+    return results
+
+
+def _failed(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.status is Status.FAIL and finding.source == SITE]
+
+
+def _explained(finding: Finding, allowed: Allowed) -> Finding:
+    """Return a finding that passes by an allowed value, as a note with the reason."""
+    if finding.status is not Status.PASS:
+        return finding
+    message = f"{finding.message}; {allowed.key} {allowed.words} is allowed until {allowed.until}: {allowed.reason}"
+    return finding.model_copy(update={"status": Status.NOTE, "message": message, "source": SITE})
+
+
+PROGRAMS = {"nvbandwidth": "nvbandwidth", "nccl-tests": "nccl-tests", "dcgm-diag": "dcgmi"}
+MOST_BYTES = 48 * 1024
+"""The part of an output that a record keeps (``ToolValues``)."""
+
+
+def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
+    """Return one record for each ``--log KIND=FILE``, as the payload would have written it.
+
+    Raises UsageError with one line for one that cannot be judged.
+    """
+    if logs and not replay:
+        raise UsageError("--log needs --replay BUNDLE: the bundle of the node that produced the output")
+    return [_record(*_split(log)) for log in logs]
+
+
+def must_be_judged(logs: Iterable[Mapping[str, Any]], selected: Iterable[str]) -> None:
+    """Raise UsageError if --select or --skip excludes the check that judges a log."""
+    left_out = sorted({LOG_CHECKS[log["record"]] for log in logs} - set(selected))
+    if left_out:
+        raise UsageError(f"--log: {left_out[0]} evaluates it, but --select or --skip excludes that check")
+
+
+def _split(log: str) -> tuple[str, Path]:
+    kind, sign, file = log.partition("=")
+    if not sign or not file:
+        raise UsageError(f"--log {log}: expected KIND=FILE, as nccl-tests=all_reduce.log")
+    if kind not in PROGRAMS:
+        raise UsageError(f"--log {log}: {unknown('kind', kind, PROGRAMS)}")
+    return kind, Path(file)
+
+
+def _record(kind: str, file: Path) -> dict[str, Any]:
+    from gpunode.facts.parsers.kinds import decoded, parsed  # noqa: PLC0415 (parsers of many tools)
+
+    try:
+        text = decoded(file.read_bytes())
+    except OSError as err:
+        raise UsageError(f"--log {file}: cannot be read: {err.strerror}") from None
+    if len(text) > MOST_BYTES:
+        raise UsageError(
+            f"--log {file}: {len(text)} characters, at most {MOST_BYTES} are read: remove NCCL's debug log"
+        )
+    try:
+        answer = parsed(kind, text)
+    except ParseError as err:
+        raise UsageError(f"--log {file}: not valid as {kind}: {err}") from None
+    program = PROGRAMS[kind]
+    if kind == "nccl-tests":
+        program = _program(file, [run["collective"] for run in answer["runs"]])
+    return {
+        "record": f"tools.{kind}",
+        "schema": "gpunode.record/1",
+        "device": "cuda",
+        "component": "node",
+        "seconds": 0.0,
+        "values": {"program": program, "arguments": [], "exit_code": 0, "stdout": text},
+    }
+
+
+def _program(file: Path, collectives: Sequence[str | None]) -> str:
+    """Return the program of a log; if the log does not name it, the file does: ``all_reduce_perf.log``."""
+    by_file = file.name.partition(".")[0].removesuffix("_perf")
+    named = next((name for name in collectives if name is not None), by_file)
+    if not is_metric(tools.metric_of(named)):
+        raise UsageError(
+            f"--log {file}: the log does not name its collective: include it in the file name (example: "
+            "all_reduce_perf.log)"
+        )
+    return f"{named}_perf"

@@ -14,7 +14,7 @@ from effort import effort
 
 from gpunode.cli import collect as collecting
 from gpunode.cli import run
-from gpunode.history.recording import Recorder
+from gpunode.history.runs import Recorder
 from gpunode.history.store import History
 from gpunode.judging.evaluator import Evaluator
 from gpunode.probe import Answer, Collected

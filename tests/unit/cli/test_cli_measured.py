@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gpunode.cli import run
+from gpunode.judging.expectation import in_common
 from gpunode.judging.report import unreachable
-from gpunode.judging.write_expect import in_common
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 

@@ -18,7 +18,7 @@ from gpunode.checks import Finding, Status
 from gpunode.cli import run as cli
 from gpunode.errors import UsageError
 from gpunode.history import store
-from gpunode.history.recording import Recorder
+from gpunode.history.runs import Recorder
 from gpunode.history.snapshot import Snapshot
 from gpunode.history.store import FILE, History, HistoryError, HistoryLimits
 

@@ -14,7 +14,7 @@ from gpunode.checks.registry import EarlierGpus
 from gpunode.checks.thresholds import NO_POLICY
 from gpunode.cli import run as cli
 from gpunode.facts import facts_from_bundle
-from gpunode.history.recording import Recorder
+from gpunode.history.runs import Recorder
 from gpunode.history.snapshot import Snapshot, Verdict
 from gpunode.history.store import History
 from gpunode.judging.request import JudgingRequest, findings_of
