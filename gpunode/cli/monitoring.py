@@ -8,7 +8,7 @@ from gpunode.checks import registry
 from gpunode.checks.declared import load_packages
 from gpunode.cli.options import INVENTORY, LIMIT, VERBOSE_ACCEPTED, Duration
 from gpunode.errors import UsageError
-from gpunode.report import alerts, dashboard
+from gpunode.report import monitoring
 
 
 def _job(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -19,7 +19,7 @@ def _job(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 
 JOB = click.option(
     "--job",
-    default=alerts.JOB,
+    default=monitoring.JOB,
     show_default=True,
     callback=_job,
     metavar="NAME",
@@ -57,7 +57,7 @@ def rules_(*, job: str, max_age: float) -> int:
       gpunode monitoring rules > /etc/prometheus/rules/gpunode.yml
     """
     load_packages(registry)
-    click.echo(alerts.rules(registry, job=job, max_age_s=max_age), nl=False)
+    click.echo(monitoring.rules(registry, job=job, max_age_s=max_age), nl=False)
     return 0
 
 
@@ -71,7 +71,7 @@ def dashboard_() -> int:
       gpunode monitoring dashboard > gpunode.json
     """
     load_packages(registry)
-    click.echo(dashboard.dashboard(registry), nl=False)
+    click.echo(monitoring.dashboard(registry), nl=False)
     return 0
 
 
@@ -80,7 +80,7 @@ def dashboard_() -> int:
 @LIMIT
 @JOB
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=alerts.PORT, show_default=True, help="Port of node_exporter."
+    "--port", type=click.IntRange(1, 65535), default=monitoring.PORT, show_default=True, help="Port of node_exporter."
 )
 @VERBOSE_ACCEPTED
 def scrape_(*, inventories: tuple[str, ...], limit: str | None, job: str, port: int) -> int:
@@ -95,5 +95,5 @@ def scrape_(*, inventories: tuple[str, ...], limit: str | None, job: str, port: 
     if not inventories:
         raise UsageError("name the nodes: -i INVENTORY")
     targets = fleet.targets_from_inventory(inventories, limit)
-    click.echo(alerts.scrape({target.name: target.address for target in targets}, job=job, port=port), nl=False)
+    click.echo(monitoring.scrape({target.name: target.address for target in targets}, job=job, port=port), nl=False)
     return 0

@@ -78,7 +78,7 @@ def validate_on_node(  # noqa: PLR0913
         # Most of the time until a verdict goes into this, while the probe runs.
         from gpunode.judging.local import LocalJudging  # noqa: PLC0415
         from gpunode.judging.report import exit_code  # noqa: PLC0415
-        from gpunode.report.slurm import written  # noqa: PLC0415
+        from gpunode.report.formats import written  # noqa: PLC0415
         from gpunode.whole import write_whole  # noqa: PLC0415
 
         judging = LocalJudging(expect, policy_file, selected, skipped)

@@ -56,8 +56,8 @@ from gpunode.judging.request import (
 )
 from gpunode.judging.saved import bundle_files, folder_for_bundles, save_bundle, saved_answers
 from gpunode.report import formats
-from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
+from gpunode.report.summary import Origin, of_run
 from gpunode.text import now, printable
 from gpunode.whole import write_whole
 from gpunode.workload.options import DEEP_ONLY, WorkloadOptions

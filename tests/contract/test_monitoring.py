@@ -21,8 +21,8 @@ from programs import run_program
 
 from gpunode.checks import Finding, GpuIdentity, Hardware, Identity, RunningStack, State, Status, registry
 from gpunode.judging.report import NodeReport, Report, judged, report, unreachable
-from gpunode.report import alerts
-from gpunode.report.dashboard import COLUMNS, dashboard
+from gpunode.report import monitoring
+from gpunode.report.monitoring import COLUMNS, dashboard
 from gpunode.report.prometheus import CODES, FAMILIES, MOST_COMPONENTS, as_text
 
 PROMTOOL = shutil.which("promtool")
@@ -36,7 +36,7 @@ PLANTED = [
     for table in (OF_GPUS, OF_HOSTS, OF_LINKS)
 ]
 NOW = "2026-11-23T12:00:00Z"
-RULES = alerts.rules(registry, max_age_s=1200)
+RULES = monitoring.rules(registry, max_age_s=1200)
 
 
 def promtool(*words: object, stdin: str | None = None) -> str:
@@ -207,11 +207,11 @@ def test_every_check_has_an_alert_with_what_it_declares() -> None:
     by_name = {rule["alert"]: rule for rule in rules()}
     assert len(by_name) == len(rules())
     for check in registry:
-        rule = by_name[alerts.alert_name(check.id)]
-        assert rule["labels"] == {"severity": alerts.SEVERITIES[check.state], "category": check.category}
+        rule = by_name[monitoring.alert_name(check.id)]
+        assert rule["labels"] == {"severity": monitoring.SEVERITIES[check.state], "category": check.category}
         assert f'check="{check.id}"' in rule["expr"]
-        assert alerts.literal(check.remedy) in rule["annotations"]["description"]
-    assert {alerts.SEVERITIES[state] for state in State} == {"critical", "warning", "info"}
+        assert monitoring.literal(check.remedy) in rule["annotations"]["description"]
+    assert {monitoring.SEVERITIES[state] for state in State} == {"critical", "warning", "info"}
 
 
 def simulated(folder: Path, tests: Sequence[dict[str, Any]]) -> str:
@@ -257,7 +257,7 @@ def test_a_planted_fault_raises_its_alert_and_its_repair_resolves_it(check: str,
     ]
     failed = {finding.component for finding in reported if finding.check == check and finding.status is Status.FAIL}
     drained = any(finding.recommended_state is State.DRAIN for finding in reported)
-    expected = [(alerts.alert_name(check), "gpu-01", component) for component in failed]
+    expected = [(monitoring.alert_name(check), "gpu-01", component) for component in failed]
     now = firing("5m", [*expected, *([("GpunodeDrain", "gpu-01", "")] if drained else [])])
     assert failed
     simulated(tmp_path, [{"interval": "1m", "input_series": lines, "promql_expr_test": [now, firing("15m", [])]}])
@@ -273,7 +273,7 @@ def test_each_check_raises_its_own_alert_and_no_other(tmp_path: Path) -> None:
         for check in registry
         for status in (CODES[Status.FAIL], CODES[Status.PASS], CODES[Status.NOTE], CODES[Status.SKIP])
     ]
-    names = [(alerts.alert_name(check.id), "n", f"gpu{CODES[Status.FAIL]}") for check in registry]
+    names = [(monitoring.alert_name(check.id), "n", f"gpu{CODES[Status.FAIL]}") for check in registry]
     assert "SUCCESS" in simulated(
         tmp_path, [{"interval": "1m", "input_series": lines, "promql_expr_test": [firing("5m", names)]}]
     )
@@ -318,13 +318,13 @@ def test_braces_of_a_remedy_are_no_template(tmp_path: Path) -> None:
     check = registry["gpu.present"].model_copy(
         update={"means": "docker --format '{{.ID}}' {{ $x }} {{{{", "id": "own.it"}
     )
-    (tmp_path / "rules.yml").write_text(alerts.rules([check], max_age_s=60), encoding="utf-8")
+    (tmp_path / "rules.yml").write_text(monitoring.rules([check], max_age_s=60), encoding="utf-8")
     promtool("check", "rules", tmp_path / "rules.yml")
 
 
 @needs_promtool
 def test_the_scrape_configuration_is_one(tmp_path: Path) -> None:
-    text = alerts.scrape({"gpu-01": "10.0.0.1", 'g"\n{{x}}': "fd00::1"})
+    text = monitoring.scrape({"gpu-01": "10.0.0.1", 'g"\n{{x}}': "fd00::1"})
     (tmp_path / "prometheus.yml").write_text(text, encoding="utf-8")
     promtool("check", "config", tmp_path / "prometheus.yml")
     (job,) = yaml.safe_load(text)["scrape_configs"]

@@ -18,14 +18,14 @@ from playbook_runs import Site, gpunode
 from programs import run_program
 
 from gpunode.lab import Lab
-from gpunode.report import alerts
+from gpunode.report import monitoring
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
-CONCERNS = ("roles/gpu_monitoring/", "gpunode/report/prometheus", "gpunode/report/alerts", "gpunode/cli/on_node")
+CONCERNS = ("roles/gpu_monitoring/", "gpunode/report/prometheus", "gpunode/report/monitoring", "gpunode/cli/on_node")
 
 DIRECTORY = "/var/lib/prometheus/node-exporter"
 METRICS = f"{DIRECTORY}/gpunode.prom"
-ALERT = alerts.alert_name("link.pcie-width")
+ALERT = monitoring.alert_name("link.pcie-width")
 RUN = "systemctl start gpunode-verdict.service"
 GET = "import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1], timeout=20).read().decode())"
 MAX_AGE_S = 120
@@ -66,7 +66,7 @@ def start_prometheus(site: Monitored, folder: Path) -> None:
     addresses = {}
     for number, node in enumerate(site.lab.nodes()):
         addresses[node.name] = site.on(number, "hostname -I").split()[0]
-    document = yaml.safe_load(alerts.scrape(addresses))
+    document = yaml.safe_load(monitoring.scrape(addresses))
     document["scrape_configs"][0]["scrape_interval"] = "2s"
     document |= {"global": {"evaluation_interval": "2s"}, "rule_files": ["/etc/prometheus/gpunode.yml"]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(document), encoding="utf-8")

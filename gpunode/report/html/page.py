@@ -13,14 +13,12 @@ from gpunode.history.compare import Comparison
 from gpunode.history.outliers import Outlier
 from gpunode.judging.report import AFFECTED, WORST_FIRST, NodeReport, Report, category_of, count, in_words
 from gpunode.names import fold
-from gpunode.report import fabric as fabric_
 from gpunode.report.comparison import lines_of, notes_of
 from gpunode.report.comparison import summary as summary_of
-from gpunode.report.console import stack_in_words
-from gpunode.report.fixes import Fix, fix_of
-from gpunode.report.folding import of_node, of_nodes
+from gpunode.report.console import fabric_lines, stack_in_words
+from gpunode.report.fleet import of_node, of_nodes
 from gpunode.report.html.drawing import Drawing, draw, drawn, nvlink_words, pcie_words, port_words, short_model
-from gpunode.report.summary import to_drain, verdict
+from gpunode.report.summary import Fix, fix_of, to_drain, verdict
 from gpunode.text import number_ranges
 
 AREA: Mapping[Category, str] = {
@@ -278,7 +276,7 @@ def page_of(document: Report) -> Page:
         changes=() if comparison is None else tuple(lines_of(comparison)),
         notes=() if comparison is None else tuple(notes_of(comparison)),
         expired=tuple(dict.fromkeys(line for node in nodes if node.policy for line in node.policy.expired)),
-        fabric=tuple(fabric_.lines(document.fabric, verbose=False)) if document.fabric else (),
+        fabric=tuple(fabric_lines(document.fabric, verbose=False)) if document.fabric else (),
         fabric_matrix=_matrix(document.fabric.matrix, ()) if document.fabric and document.fabric.matrix else None,
         nodes=tuple(views),
         drawings=tuple(drawings.views),

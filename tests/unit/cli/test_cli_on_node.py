@@ -23,7 +23,7 @@ from gpunode.judging.local import LocalJudging, within_budget
 from gpunode.judging.report import NodeReport, judged
 from gpunode.onnode.probe import Probe
 from gpunode.probe.bundle import Bundle
-from gpunode.report.slurm import slurm_line
+from gpunode.report.formats import slurm_line
 
 SMI_CUT = "nvidia-smi -q -x: no answer within 1.2 s, which was left of the time for the whole probe"
 
@@ -238,7 +238,7 @@ def test_nothing_that_a_prolog_does_not_need_is_loaded() -> None:
     code = (
         "import sys, gpunode.cli.root, gpunode.cli.on_node\n"
         "first = {'pydantic', 'yaml', 'rich', 'gpunode.checks'} & set(sys.modules)\n"
-        "import gpunode.judging.local as verdict, gpunode.report.slurm\n"
+        "import gpunode.judging.local as verdict, gpunode.report.formats\n"
         "verdict.LocalJudging(None, None, (), ())\n"
         "then = {'fabric', 'docker', 'ansible', 'ClusterShell', 'rich', 'paramiko', 'jinja2'} & set(sys.modules)\n"
         "print(sorted(first), sorted(then))\n"

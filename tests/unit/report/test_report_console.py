@@ -10,8 +10,8 @@ from gpunode.checks import Finding, Identity, RunningStack, State, Status, regis
 from gpunode.checks.actions import PROVISION, action
 from gpunode.judging.report import NodeReport, judged, report, unreachable
 from gpunode.report import console
-from gpunode.report.fixes import Origin, of_run
-from gpunode.report.folding import CAUSES_FIRST, of_nodes
+from gpunode.report.fleet import CAUSES_FIRST, of_nodes
+from gpunode.report.summary import Origin, of_run
 
 ESCAPE = "\x1b"
 

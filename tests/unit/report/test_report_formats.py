@@ -22,8 +22,8 @@ from gpunode.checks import Finding, GpuIdentity, Hardware, Identity, RunningStac
 from gpunode.checks.actions import Action
 from gpunode.judging.report import NodeReport, Report, judged, unreachable
 from gpunode.report import formats
-from gpunode.report.fixes import Origin, of_run
-from gpunode.report.markdown import escaped
+from gpunode.report.github import escaped
+from gpunode.report.summary import Origin, of_run
 from gpunode.text import printable
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"

@@ -26,9 +26,9 @@ from gpunode.checks.identity import MachineBridge, NumaDomain, PartLink, PartNvl
 from gpunode.checks.registry import FigureReport
 from gpunode.judging.report import Fleet, NodeReport, judged, report, unreachable
 from gpunode.report import html
-from gpunode.report.fixes import Origin, of_run
 from gpunode.report.html.drawing import MOST_DRAWN, Drawing, draw
 from gpunode.report.html.page import MOST_UNAFFECTED
+from gpunode.report.summary import Origin, of_run
 from gpunode.text import printable
 
 HOSTILE = (
