@@ -1,4 +1,4 @@
-"""The command line: one module per verb, loaded when it is called."""
+"""The command line: each verb is loaded when it is called."""
 
 import sys
 from collections.abc import Sequence

@@ -14,8 +14,8 @@ from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
 from gpunode.cli.options import OVERLAY, format_option, verbose_option
+from gpunode.cli.streams import table_lines
 from gpunode.errors import Exit, UsageError
-from gpunode.report.table import table_lines
 from gpunode.text import nearest
 
 COLUMNS: Mapping[str, Sequence[str]] = {

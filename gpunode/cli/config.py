@@ -8,9 +8,9 @@ import click
 
 from gpunode.cli.options import VERBOSE_ACCEPTED, format_option
 from gpunode.cli.settings import NAME, SHARED, options_of, origin_of, read_settings, variables
+from gpunode.cli.streams import table_lines
 from gpunode.cli.verbs import VERBS, command_of
 from gpunode.errors import Exit, UsageError
-from gpunode.report.table import table_lines
 from gpunode.text import printable, unknown
 
 SECRET = frozenset({"extra-vars"})

@@ -12,6 +12,7 @@ from rich.text import Text
 from gpunode.cli import selection as selection_
 from gpunode.cli.options import REPLAY, format_option, verbose_option
 from gpunode.cli.selection import Selection, refuse_asking
+from gpunode.cli.streams import table_lines
 from gpunode.errors import Exit, GpunodeError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.judging.evaluator import Evaluator
@@ -19,7 +20,6 @@ from gpunode.judging.node_figures import NodeFigure, as_json
 from gpunode.judging.node_figures import figures as node_figures
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.console import PlainConsole
-from gpunode.report.table import table_lines
 from gpunode.text import printable, printable_json
 from gpunode.tuning import (
     GPU_ARGUMENTS,

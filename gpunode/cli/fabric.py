@@ -12,7 +12,6 @@ from click.core import ParameterSource
 
 from gpunode import __version__
 from gpunode.checks import Expectation
-from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli.options import (
     BASELINE,
@@ -20,11 +19,13 @@ from gpunode.cli.options import (
     IMAGE_FILE,
     NO_CONTAINER,
     STRICT,
+    CommandWithOutputs,
     history_option,
     image_option,
+    output_options,
+    outputs,
     verbose_option,
 )
-from gpunode.cli.outputs import CommandWithOutputs
 from gpunode.cli.selection import Selection
 from gpunode.cli.validate import write
 from gpunode.errors import UsageError
@@ -113,7 +114,7 @@ OF_RANKS = (
 @EXPECT
 @BASELINE
 @history_option("yes, with --records and --dumps no")
-@outputs_.options
+@output_options
 @STRICT
 @verbose_option("Also show notes and passed checks.")
 @click.pass_context
@@ -159,7 +160,7 @@ def validate_fabric(  # noqa: PLR0913
       gpunode validate --fabric --engine slurm --records slurm-4711.out
       gpunode validate --fabric --dumps /tmp/nccl_traces
     """
-    places = outputs_.outputs(ctx)
+    places = outputs(ctx)
     if records is not None and dumps is not None:
         raise UsageError("--records cannot be combined with --dumps")
     if printed and engine != "slurm":

@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from gpunode.cli.options import FORMAT, VERBOSE_ACCEPTED, output_option, verbose_option
+from gpunode.cli.streams import table_lines
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
 from gpunode.lab.engine import connect
@@ -20,7 +21,6 @@ from gpunode.lab.repositories import FAULTS as VENDOR_FAULTS
 from gpunode.lab.state import LabState
 from gpunode.lab.workload_image import kind_named, write_workload_image
 from gpunode.report.outcomes import LabOutcome, LabPart
-from gpunode.report.table import table_lines
 
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 

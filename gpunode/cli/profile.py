@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from gpunode.cli.options import FORMAT, Duration, output_option, verbose_option
+from gpunode.cli.streams import table_lines
 from gpunode.errors import Exit, UsageError
 from gpunode.profiling.patterns import ProfileDocument
 from gpunode.profiling.run import TOOLS, ProfileRequest, ProfileResult, profile
-from gpunode.report.table import table_lines
 from gpunode.text import counted, printable, printable_json
 
 LOW = 70.0

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from gpunode.cli.completing import FILES
 from gpunode.errors import UsageError
 from gpunode.text import printable, suggestion
 from gpunode.whole import exists, trusted_users
 
+FILES = frozenset({"FILE", "DIR", "INVENTORY", "KIND=FILE", "KEY=VALUE|@FILE"})
+"""Metavars of options with a file."""
 NAME = "gpunode.toml"
 PROJECT = "pyproject.toml"
 SHARED = ("inventory", "limit", "parallel", "timeout", "expect", "policy", "quiet", "no-color")
@@ -28,7 +30,8 @@ SHARED = ("inventory", "limit", "parallel", "timeout", "expect", "policy", "quie
 WITHOUT_INVENTORY = frozenset({"init", "config", "explain"})
 """Verbs that act on the inventory of their own command line alone."""
 NOT_SET = frozenset({"help", "version"})
-META = "gpunode.settings"
+META, QUIET_KEY = "gpunode.settings", "gpunode.quiet"
+"""Keys of what a context keeps: the settings, and whether it has -q."""
 MOST_BYTES = 1 << 20
 
 Table = Mapping[str, Any]
@@ -104,15 +107,44 @@ def variables(path: Sequence[str], option: str) -> list[str]:
 def origin_of(context: click.Context, param: click.Parameter) -> str | None:
     """Return where the value of an option came from, if it is neither the command line nor the default."""
     source = context.get_parameter_source(param.name or "")
-    if source is click.core.ParameterSource.ENVIRONMENT:
+    if source is ParameterSource.ENVIRONMENT:
         names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
         return next((name for name in names if os.environ.get(name)), None)
     settings = context.meta.get(META)
-    if source is click.core.ParameterSource.DEFAULT_MAP and isinstance(settings, OptionSettings):
+    if source is ParameterSource.DEFAULT_MAP and isinstance(settings, OptionSettings):
         path = context.command_path.split()[1:]
         option = next((text[2:] for text in param.opts if text.startswith("--")), "")
         return settings.origins.get(".".join((*path, option)))
     return None
+
+
+class NodesOption(click.Option):
+    """An option that selects nodes: a configured value gives way to other nodes of the command line."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        if source is not ParameterSource.COMMANDLINE and any(_is_set(opts.get(name)) for name in OTHER_NODES):
+            return (() if self.multiple else None), ParameterSource.DEFAULT
+        return value, source
+
+
+OTHER_NODES = (
+    *("hosts", "bundles", "replay", "gpus", "platform", "system", "diff", "on_node", "print_probe", "listing"),
+    *("run", "resume", "records", "dumps"),
+)
+"""Parameters that name nodes themselves, or that need none."""
+
+
+def _is_set(value: Any) -> bool:
+    return len(value) > 0 if isinstance(value, list | tuple) else isinstance(value, str) or value is True
+
+
+def name_inventory(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Print a configured inventory and its origin: what a verb acts on must be visible."""
+    origin = origin_of(ctx, param)
+    if value and origin is not None and not ctx.resilient_parsing and not ctx.meta.get(QUIET_KEY):
+        click.echo(printable(f"gpunode: -i {' '.join(value)} ({origin})"), err=True)
+    return value
 
 
 def read_settings(words: Sequence[str]) -> OptionSettings:

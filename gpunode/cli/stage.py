@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from gpunode.cli.options import QUIET, Duration, format_option, quiet, verbose_option
+from gpunode.cli.streams import table_lines
 from gpunode.errors import Exit, UsageError
-from gpunode.report.table import table_lines
 from gpunode.staging.copying import CopyRun, FileListing, PieceJournal, described, listing
 from gpunode.staging.shelf import StagedCopy, StagingFolder, amount, name_of
 from gpunode.text import listed, printable

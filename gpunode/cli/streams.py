@@ -1,9 +1,10 @@
-"""stdout and stderr with one-line errors if they cannot be written."""
+"""What verbs write to: stdout and stderr with one-line errors if they cannot be written, and tables."""
 
 import errno
 import io
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpunode.errors import UndeterminedError
@@ -58,3 +59,24 @@ def _text(descriptor: int, called: str, old: TextIO | None, closed: int) -> Text
         errors = "backslashreplace" if old.errors == "strict" else old.errors
         settings = {"encoding": old.encoding, "errors": errors, "line_buffering": old.isatty() or descriptor == 2}
     return io.TextIOWrapper(io.BufferedWriter(_Guarded(descriptor, called)), **settings)
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table; on a terminal, cells other than the first are folded to its width."""
+    from rich.console import Console  # noqa: PLC0415 (slow to load, and most verbs do without)
+    from rich.table import Table  # noqa: PLC0415 (the same)
+    from rich.text import Text  # noqa: PLC0415 (the same)
+
+    terminal = sys.stdout.isatty()
+    colour = terminal and "NO_COLOR" not in os.environ
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(Text(name), no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    # A row stays one line in a file or a pipe, so that grep and awk find all of it.
+    width = None if terminal else 1 << 20
+    out = Console(file=io.StringIO(), force_terminal=colour, no_color=not colour, width=width, highlight=False)
+    with out.capture() as captured:
+        out.print(table)
+    yield from (line.rstrip() for line in captured.get().splitlines())

@@ -14,9 +14,7 @@ from gpunode import __version__
 from gpunode.catalog import load
 from gpunode.checks import LEVELS, Baseline, Expectation, Level, Status, registry
 from gpunode.checks.declared import load_packages
-from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
-from gpunode.cli import workloads
 from gpunode.cli.options import (
     BASELINE,
     EXPECT,
@@ -25,12 +23,16 @@ from gpunode.cli.options import (
     SELECT,
     SKIP,
     STRICT,
+    CommandWithOutputs,
+    ReportOutput,
     history_option,
+    output_options,
+    outputs,
     policy_option,
     quiet,
     verbose_option,
+    workload_options,
 )
-from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
 from gpunode.errors import Exit, UsageError
 from gpunode.history.runs import SNAPSHOT, EarlierRun, KeptRun, Recorder, extract_snapshot
@@ -113,8 +115,8 @@ COUNT_EVERY_S = 10.0
     help="Also report what changed since a run: last, its number, a date, or a FILE (report, bundle, folder).",
 )
 @history_option("yes, with --replay no")
-@workloads.options
-@outputs_.options
+@workload_options
+@output_options
 @STRICT
 @verbose_option("Also show notes, passed and skipped checks.")
 @click.pass_context
@@ -163,7 +165,7 @@ def command(  # noqa: PLR0913
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
     records = read_records(logs, checks, replay=replay)
-    places = outputs_.outputs(ctx)
+    places = outputs(ctx)
     runs = level != "quick" and reads_records(checks)
     workload = at_level(workload, level, runs=runs, replay=replay)
     if write_expect is not None:

@@ -26,7 +26,7 @@ from gpunode.lab.workload_image import KINDS, REPOSITORY, write_workload_image
 from gpunode.workload.container import LABEL, LIMIT_LABEL
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
-CONCERNS = ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/", "gpunode/cli/workload")
+CONCERNS = ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/", "gpunode/cli/options")
 
 PLAIN = "plain"  # neither sudo nor the group docker
 MEMBER = "member"  # the group docker, no sudo

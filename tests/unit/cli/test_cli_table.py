@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gpunode.report.table import table_lines
+from gpunode.cli.streams import table_lines
 
 LONG = "word " * 100
 ROWS = [("gpu-node-with-a-long-name-1", LONG), ("n2", "[bold]as it is[/bold]")]
