@@ -23,8 +23,8 @@ from click.testing import CliRunner
 from docs_tables import with_tables
 
 from gpunode.checks import registry
+from gpunode.cli.reference import format_names, schema_of
 from gpunode.cli.root import root
-from gpunode.cli.schema import MODELS, schema_of
 from gpunode.cli.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -288,7 +288,7 @@ def formats() -> str:
         "# Formats",
         "`gpunode schema NAME` prints the whole JSON Schema of a format. These are the keys of each document.",
     ]
-    for name in MODELS:
+    for name in format_names():
         schema = json.loads(schema_of(name))
         rows = [
             f"| {code(key)} | {plain(summary(value))} |" for key, value in sorted(schema.get("properties", {}).items())

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.catalog import Catalog
 from gpunode.checks.measurements import GROSS
 from gpunode.cli.checks import CheckEntry, check_list
-from gpunode.cli.parse import command as parse
+from gpunode.cli.lookup import parse_command as parse
 from gpunode.expectations import Figure, Mark, MarkRules, PhysicalLimit, Shape, limit_of, marks_of, of_platform
 from gpunode.expectations.limits import Where
 from gpunode.lab.hardware import describe, names

@@ -1,4 +1,4 @@
-"""``gpunode checks``: the list of checks."""
+"""``gpunode checks``: the list of checks; ``gpunode monitoring``: what Prometheus and Grafana need, made of it."""
 
 import json
 import re
@@ -18,11 +18,20 @@ from gpunode.checks.declared import load_packages
 from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, Maturity, evidence, pages
 from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import NO_POLICY, Policy, Threshold
-from gpunode.cli.options import VERBOSE_ACCEPTED, format_option, policy_option, verbose_option
+from gpunode.cli.options import (
+    INVENTORY,
+    LIMIT,
+    VERBOSE_ACCEPTED,
+    Duration,
+    format_option,
+    policy_option,
+    verbose_option,
+)
 from gpunode.errors import Exit, UsageError
 from gpunode.facts.node import FACTS, paths
 from gpunode.judging.own_checks import try_file
 from gpunode.judging.policy import read_policy, today
+from gpunode.report import monitoring
 from gpunode.report.console import PlainConsole
 from gpunode.text import listed, printable, unknown
 
@@ -119,7 +128,7 @@ class ChecksOrOne(click.Group):
 @policy_option("  Its limits and checks are shown too.")
 @verbose_option("Also show the facts that each check needs.")
 @click.pass_context
-def command(
+def checks_command(
     ctx: click.Context, /, *, form: str, thresholds: bool, policy_file: Path | None, verbose: bool
 ) -> int | None:
     """List the checks: id, level, requirements, meaning and remedy. With ID, print one check's page: meaning, reason,
@@ -160,7 +169,7 @@ def page(policy: Policy, /, *, check_id: str) -> int:
     return 0
 
 
-@command.command("test")
+@checks_command.command("test")
 @click.argument("file", type=click.Path(path_type=Path))
 @verbose_option("Also show passed cases.")
 def test(*, file: Path, verbose: bool) -> int:
@@ -180,7 +189,7 @@ def test(*, file: Path, verbose: bool) -> int:
     return Exit.FAILED if failed else Exit.GOOD
 
 
-@command.command("facts")
+@checks_command.command("facts")
 @click.argument("names", metavar="[FACT]...", nargs=-1)
 @VERBOSE_ACCEPTED
 def facts(*, names: tuple[str, ...]) -> int:
@@ -295,3 +304,91 @@ def _show_thresholds(document: CheckList, console: PlainConsole) -> None:
 
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def _job_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[\w.:/-]{1,100}", value, re.ASCII):
+        raise UsageError(f'--job: "{value}" is not a job name of letters, digits, and _ . : / - (example: gpu-nodes)')
+    return value
+
+
+JOB_OPTION = click.option(
+    "--job",
+    default=monitoring.JOB,
+    show_default=True,
+    callback=_job_name,
+    metavar="NAME",
+    help="Name of the scrape job in Prometheus.",
+)
+
+
+@click.group("monitoring")
+@VERBOSE_ACCEPTED
+def monitoring_command() -> None:
+    """Print what Prometheus and Grafana need for the metrics of gpunode: generated from the checks and the inventory.
+
+    The metrics are those of gpunode validate --format prometheus.
+    """
+
+
+@monitoring_command.command("rules")
+@JOB_OPTION
+@click.option(
+    "--max-age",
+    type=Duration(60),
+    default="20m",
+    show_default=True,
+    metavar="DURATION",
+    help="Age of a verdict from which on an alert is raised: a few intervals of the timer on the nodes.",
+)
+@VERBOSE_ACCEPTED
+def rules_(*, job: str, max_age: float) -> int:
+    """Print alerting rules for Prometheus: one for each check, and those on the verdict itself.
+
+    Checks of a site's own packages are included.
+
+    \b
+    Example:
+      gpunode monitoring rules > /etc/prometheus/rules/gpunode.yml
+    """
+    load_packages(registry)
+    click.echo(monitoring.rules(registry, job=job, max_age_s=max_age), nl=False)
+    return 0
+
+
+@monitoring_command.command("dashboard")
+@VERBOSE_ACCEPTED
+def dashboard_() -> int:
+    """Print a dashboard for Grafana, as JSON to import.
+
+    \b
+    Example:
+      gpunode monitoring dashboard > gpunode.json
+    """
+    load_packages(registry)
+    click.echo(monitoring.dashboard(registry), nl=False)
+    return 0
+
+
+@monitoring_command.command("scrape")
+@INVENTORY
+@LIMIT
+@JOB_OPTION
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=monitoring.PORT, show_default=True, help="Port of node_exporter."
+)
+@VERBOSE_ACCEPTED
+def scrape_(*, inventories: tuple[str, ...], limit: str | None, job: str, port: int) -> int:
+    """Print a scrape configuration of an inventory's nodes, for an existing Prometheus.
+
+    \b
+    Example:
+      gpunode monitoring scrape -i inventory/hosts.yml > /etc/prometheus/scrape/gpunode.yml
+    """
+    from gpunode import fleet  # noqa: PLC0415 (slow to load)
+
+    if not inventories:
+        raise UsageError("name the nodes: -i INVENTORY")
+    targets = fleet.targets_from_inventory(inventories, limit)
+    click.echo(monitoring.scrape({target.name: target.address for target in targets}, job=job, port=port), nl=False)
+    return 0

@@ -70,7 +70,7 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
 @click.option("--expandable-segments", is_flag=True, help="Enable PyTorch's expandable segments (disables CUDA IPC).")
 @format_option("text", *OF_ONE_NODE, "json", text="Output format; text and json support several nodes.")
 @verbose_option("Also show sources, and settings that are not changed and why.")
-def command(  # noqa: PLR0913
+def env_command(  # noqa: PLR0913
     *,
     selection: Selection,
     replay: bool,

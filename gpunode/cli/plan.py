@@ -352,14 +352,13 @@ def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]
 
 
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
-    from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
-    from gpunode.cli.plan_fleet import keep_unwritten  # noqa: PLC0415
+    from gpunode.cli.provision import keep_unwritten, of_inventory  # noqa: PLC0415 (a hypothetical node needs no SSH)
     from gpunode.fleet import locks  # noqa: PLC0415
     from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415
     from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415
 
     with Evaluator() as evaluator:
-        answer = plan_fleet.of_inventory(options, evaluator, catalog, request)
+        answer = of_inventory(options, evaluator, catalog, request)
         document = plan(answer.hosts, request, catalog, today)
     only_here = {} if options.write else _only_in_this_plan(options, request)
     notes = []

@@ -271,9 +271,9 @@ def _lab_systems() -> Iterable[str]:
 
 
 def _schemas() -> Iterable[str]:
-    # By name, as the group of all verbs loads it: it imports this module.
-    models: dict[str, Any] = import_module("gpunode.cli.schema").MODELS
-    return models
+    # By name, as the verbs are loaded.
+    names: list[str] = import_module("gpunode.cli.reference").format_names()
+    return names
 
 
 def _parsers() -> Iterable[str]:

@@ -224,7 +224,7 @@ def as_text(lines: Iterable[str]) -> str:
     help="Reinstall the earlier release on a node that failed.  [default: rollback]",
 )
 @change_options
-def command(to: str | None, **values: Any) -> int:
+def upgrade_command(to: str | None, **values: Any) -> int:
     """Install a driver on many nodes by canary and waves, and return only nodes that are as good as before.
 
     Prints the plan first. Each wave is prepared while its nodes work (packages are downloaded and verified), drained,

@@ -136,3 +136,13 @@ class LabOutcome(OutcomeDocument):
     nodes: tuple[LabPart, ...]
     vendor: LabPart | None
     """The copy of NVIDIA's repositories; None: this lab has none."""
+
+
+class ErrorDocument(FrozenByName):
+    """Why there is no result: wrong usage, or an answer that could not be determined."""
+
+    schema_name: Literal["gpunode.error/1"] = Field("gpunode.error/1", alias="schema")
+    message: str
+    """The line on stderr: what is wrong, where, what to do."""
+    exit_code: Literal[2, 3]
+    """2: wrong usage or configuration; 3: could not be determined."""

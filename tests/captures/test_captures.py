@@ -12,7 +12,7 @@ from captured import FOLDER, ROWS, each
 from click.testing import CliRunner
 from expected import changed, wrong
 
-from gpunode.cli.parse import command
+from gpunode.cli.lookup import parse_command
 from gpunode.errors import UsageError
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +26,7 @@ NO_KIND = {name: entry for name, entry in CAPTURES.items() if "no_kind" in entry
 @cache
 def parsed(name: str) -> dict[str, Any]:
     """The capture through the command line: one JSON document on stdout and exit 0. Not to be changed."""
-    result = CliRunner().invoke(command, [CAPTURES[name]["kind"], str(FOLDER / name)], standalone_mode=False)
+    result = CliRunner().invoke(parse_command, [CAPTURES[name]["kind"], str(FOLDER / name)], standalone_mode=False)
     if result.exception:
         raise result.exception
     assert result.return_value == 0

@@ -9,12 +9,12 @@ import yaml
 
 from gpunode.catalog import load
 from gpunode.catalog.catalog import MODELS
-from gpunode.cli.catalog import command
+from gpunode.cli.lookup import catalog_command
 from gpunode.errors import Exit, UsageError
 
 
 def run(*words: str) -> int:
-    result = command.main(args=list(words), standalone_mode=False)
+    result = catalog_command.main(args=list(words), standalone_mode=False)
     assert isinstance(result, int)
     return result
 

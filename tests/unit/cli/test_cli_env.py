@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from gpunode.cli import run
-from gpunode.cli.schema import schema_of
+from gpunode.cli.reference import schema_of
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import Setting, docker_args, env_file, shell, tune

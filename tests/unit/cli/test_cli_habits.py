@@ -22,10 +22,10 @@ from gpunode.cli import VERBS, run
 from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
 from gpunode.cli.root import expects_json, root, with_common
-from gpunode.cli.schema import ErrorDocument
 from gpunode.cli.selection import Shown, shown_progress
 from gpunode.errors import UsageError
 from gpunode.judging.request import selected_checks
+from gpunode.report.outcomes import ErrorDocument
 
 IDS = sorted(check.id for check in registry)
 BUNDLES = Path(__file__).parents[2] / "fixtures" / "bundles"

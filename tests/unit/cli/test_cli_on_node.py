@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from gpunode.checks import Finding, Identity, RunningStack, State, Status, registry
 from gpunode.cli import on_node, run
-from gpunode.cli.schema import schema_of
+from gpunode.cli.reference import schema_of
 from gpunode.facts import facts_from_bundle
 from gpunode.judging.local import LocalJudging, within_budget
 from gpunode.judging.report import NodeReport, judged

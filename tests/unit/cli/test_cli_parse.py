@@ -83,4 +83,4 @@ def test_the_help_names_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["parse", "--help"]) == 0
     words = capsys.readouterr().out.split()
     without = [kind for kind in KINDS if kind not in words]
-    assert not without, f"gpunode/cli/parse.py: the help does not list {without}"
+    assert not without, f"gpunode/cli/lookup.py: the help does not list {without}"

@@ -16,7 +16,7 @@ from machines import Document
 
 from gpunode import fleet
 from gpunode.cli import run
-from gpunode.cli.schema import schema_of
+from gpunode.cli.reference import schema_of
 
 LATER = (datetime.now(UTC) + timedelta(days=30)).date().isoformat()
 PAST = "2026-01-31"

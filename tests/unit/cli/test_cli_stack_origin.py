@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunode.catalog import load
-from gpunode.cli.plan_fleet import keep_unwritten, origin_lines, unwritten
+from gpunode.cli.provision import keep_unwritten, origin_lines, unwritten
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import facts_from_bundle
 from gpunode.fleet.inventory import Inventory, read

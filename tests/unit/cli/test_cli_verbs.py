@@ -9,7 +9,7 @@ import pytest
 
 import gpunode.cli
 from gpunode.cli import VERBS, run
-from gpunode.cli.verbs import SHARED, command_of
+from gpunode.cli.verbs import COMMANDS, command_of
 
 
 def test_every_module_with_a_command_is_a_verb() -> None:
@@ -21,7 +21,8 @@ def test_every_module_with_a_command_is_a_verb() -> None:
         for attribute, command in vars(importlib.import_module(f"gpunode.cli.{name}")).items()
         if isinstance(command, click.Command) and (attribute == "command" or attribute.endswith("_command"))
     }
-    assert commands == {SHARED.get(verb, (verb, "command")) for verb in VERBS}
+    assert commands == set(COMMANDS.values())
+    assert set(COMMANDS) == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", list(VERBS))

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
-from gpunode.cli import VERBS, plan_fleet, run
-from gpunode.cli.schema import schema_of
+from gpunode.cli import VERBS, provision, run
+from gpunode.cli.reference import schema_of
 from gpunode.errors import UsageError
 from gpunode.fleet import Collected
 from gpunode.fleet.inventory import Inventory
@@ -313,7 +313,7 @@ def test_an_inventory_is_planned_locked_and_drifts(
     bundle = Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE))
 
     answers = {name: Collected(name, Reply(BUNDLE.read_bytes(), host=name), None, 0.1) for name in ("n1", "n2")}
-    monkeypatch.setattr(plan_fleet, "collect", lambda targets, **_: [answers[target.name] for target in targets])
+    monkeypatch.setattr(provision, "collect", lambda targets, **_: [answers[target.name] for target in targets])
     code, out, err = plan("-i", str(inventory), "--limit", "gpu", "--write")
     assert code == 0
     assert f"locked in {inventory.parent / 'group_vars' / 'gpu' / LOCK_FILE}" in err
@@ -338,7 +338,7 @@ def test_an_inventory_s_variables_request_the_stack(
     plan: Callable[..., Answer], inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {name: Collected(name, Reply(BUNDLE.read_bytes(), host=name), None, 0.1) for name in ("n1", "n2")}
-    monkeypatch.setattr(plan_fleet, "collect", lambda targets, **_: [answers[target.name] for target in targets])
+    monkeypatch.setattr(provision, "collect", lambda targets, **_: [answers[target.name] for target in targets])
     folder = inventory.parent / "host_vars" / "n2"
     folder.mkdir(parents=True)
     (folder / "vars.yml").write_text("nvidia_driver_source: nvidia\nnvidia_driver_version: 580\n")

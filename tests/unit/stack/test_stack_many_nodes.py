@@ -22,14 +22,14 @@ GPUS = ("26b9", "2330", "20b2", "1eb8", "2901")
 PLAN = """
 import re, sys
 from pathlib import Path
-from gpunode.cli import plan_fleet, run
+from gpunode.cli import provision, run
 from gpunode.fleet import Answer, Collected
 folder = Path(sys.argv[1])
 def collect(targets, **_):
     for target in targets:
         text = (folder / f"{target.name}.json").read_bytes()
         yield Collected(target.name, Answer(text, host=target.name), None, 0.0)
-plan_fleet.collect = collect
+provision.collect = collect
 code = run(["plan", *sys.argv[2:]])
 # Not ru_maxrss: that keeps the peak of the process which this one was started from.
 print(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1], file=sys.stderr)

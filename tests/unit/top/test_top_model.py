@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from effort import effort
 
-from gpunode.cli.schema import schema_of
+from gpunode.cli.reference import schema_of
 from gpunode.onnode.top import Follower
 from gpunode.top import model
 from gpunode.top.model import COLUMNS, NodeModel, TopDocument, TopNode, csv_lines

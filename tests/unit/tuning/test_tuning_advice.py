@@ -13,7 +13,7 @@ from effort import effort
 from pydantic import ValidationError
 
 from gpunode.cli import run
-from gpunode.cli.schema import schema_of
+from gpunode.cli.reference import schema_of
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.bundle_reader import BundleReader
 from gpunode.facts.settings import EnvironmentSetting

@@ -1,6 +1,7 @@
-"""``gpunode catalog``: catalog data with their sources."""
+"""``gpunode catalog``: catalog data with their sources; ``gpunode parse``: the raw output of one tool as JSON."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gpunode.catalog.read import read
 from gpunode.cli.options import OVERLAY, format_option, verbose_option
 from gpunode.cli.streams import table_lines
 from gpunode.errors import Exit, UsageError
-from gpunode.text import nearest
+from gpunode.text import nearest, unknown
 
 COLUMNS: Mapping[str, Sequence[str]] = {
     "gpus": ("name", "pci", "architecture", "compute_capability", "memory_gb", "form", "modules", "last_branch"),
@@ -56,13 +57,13 @@ EMPTY: tuple[Any, ...] = (None, [], {})
 @click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
 @verbose_option("As with list, show or lint.")
 @click.pass_context
-def command(ctx: click.Context, /, *, verbose: bool) -> None:
+def catalog_command(ctx: click.Context, /, *, verbose: bool) -> None:
     """Show catalog data with its sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
     if verbose:
         ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint")}
 
 
-@command.command("list", epilog="Example: gpunode catalog list gpus")
+@catalog_command.command("list", epilog="Example: gpunode catalog list gpus")
 @click.argument("kind", required=False)
 @OVERLAY
 @format_option("table", "json", "yaml")
@@ -72,7 +73,7 @@ def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose
     catalog = load(overlays)
     if kind is None:
         rows = [{"kind": name, "rows": len(catalog.rows(name)), "file": file} for file, name in _kinds()]
-        _print(
+        _print_document(
             rows, form, lambda: table_lines(["kind", "rows", "file"], [list(map(str, row.values())) for row in rows])
         )
         return Exit.GOOD
@@ -81,11 +82,13 @@ def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose
     extra = ("source", "date", "confidence") if verbose and name != "sources" else ()
     columns = ["id", *COLUMNS[name], *extra]
     cells = [[_short(getattr(row, column)) for column in columns] for row in entries]
-    _print([row.model_dump(mode="json") for row in entries], form, lambda: table_lines(columns, cells))
+    _print_document([row.model_dump(mode="json") for row in entries], form, lambda: table_lines(columns, cells))
     return Exit.GOOD
 
 
-@command.command("show", epilog='Examples: gpunode catalog show "H100 SXM"; show 580; show xid/79; show ubuntu-24.04')
+@catalog_command.command(
+    "show", epilog='Examples: gpunode catalog show "H100 SXM"; show 580; show xid/79; show ubuntu-24.04'
+)
 @click.argument("name")
 @OVERLAY
 @format_option("table", "json", "yaml")
@@ -112,13 +115,13 @@ def show(*, name: str, overlays: tuple[str, ...], form: str, verbose: bool) -> i
         body = {**body, **{key: str(getattr(thing, key)) for key in ("eol", "latest") if getattr(thing, key, None)}}
         document = {"section": kind, **body, "sources": _sources(catalog, getattr(thing, "source", ()))}
         heading = f"{getattr(thing, 'name', None) or getattr(thing, 'title', None) or thing.id} ({kind}/{thing.id})"
-    _print(document, form, lambda: _page(heading, body, document["sources"]))
+    _print_document(document, form, lambda: _page(heading, body, document["sources"]))
     if others:
         click.echo(f"other entries with this name: {', '.join(others)}", err=True)
     return Exit.GOOD
 
 
-@command.command("lint", epilog="Example: gpunode catalog lint site-catalog.yml")
+@catalog_command.command("lint", epilog="Example: gpunode catalog lint site-catalog.yml")
 @click.argument("files", nargs=-1)
 @OVERLAY
 @verbose_option("Print the rule of each problem.")
@@ -209,7 +212,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _print(document: Any, form: str, table: Callable[[], Iterator[str]]) -> None:
+def _print_document(document: Any, form: str, table: Callable[[], Iterator[str]]) -> None:
     if form == "json":
         click.echo(json.dumps(document, indent=1, ensure_ascii=False))
     elif form == "yaml":
@@ -261,3 +264,69 @@ def _inline(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@click.command("parse")
+@click.argument("kind", metavar="KIND")
+@click.argument("file", metavar="FILE|-")
+@verbose_option("Print the size and kind of the input on stderr.")
+def parse_command(*, kind: str, file: str, verbose: bool) -> int:
+    """Parse the raw output of one tool (FILE, or - for stdin) and print it as one JSON document.
+
+    Unknown values are null, keys contain the units. A failure reported by the tool is a result ({"error": ...}, exit
+    0); truncated text or text of another kind is rejected (exit 2).
+
+    \b
+    Kinds:
+      nvidia-smi-xml     nvidia-smi -q -x, drivers from 375 on
+      nvidia-smi-q       nvidia-smi -q, also with -d, drivers 270 to 620
+      nvidia-smi-table   nvidia-smi
+      nvidia-smi-query   nvidia-smi --query-gpu=… --format=csv and the other queries
+      nvidia-smi-topo    nvidia-smi topo -m
+      nvidia-smi-nvlink  nvidia-smi nvlink --status, -e
+      nvidia-smi-list    nvidia-smi -L
+      nccl-tests         any *_perf of nccl-tests
+      nvbandwidth        nvbandwidth, text or JSON
+      bandwidth-test     CUDA sample bandwidthTest
+      p2p-bandwidth      CUDA sample p2pBandwidthLatencyTest
+      dcgm-diag          dcgmi diag, JSON of DCGM 2 to 4 or the table
+      dmesg              dmesg, /dev/kmsg, syslog, journalctl
+      lspci              lspci, with -nn and -vv
+      ibstat             ibstat, ibstatus
+      numactl            numactl --hardware
+      lscpu              LC_ALL=C lscpu, lscpu -J
+      driver-version     /proc/driver/nvidia/version
+
+    \b
+    Examples:
+      nvidia-smi -q -x | gpunode parse nvidia-smi-xml - | jq '.gpus[].temperature_c'
+      gpunode parse nccl-tests all_reduce.log
+    """
+    from gpunode.facts.errors import ParseError  # noqa: PLC0415 (parsers of many tools)
+    from gpunode.facts.parsers.kinds import KINDS, decoded, parsed  # noqa: PLC0415 (the same)
+
+    if kind not in KINDS:
+        raise UsageError(unknown("kind", kind, KINDS))
+    name = "standard input" if file == "-" else file
+    data = _raw(file)
+    if verbose:
+        click.echo(f"gpunode: {name}: {len(data)} bytes read as {kind}", err=True)
+    try:
+        # An Xid has the catalog's meaning.
+        xids = (
+            {xid.number: xid for xid in load().xids.values() if xid.severity != "unused"} if kind == "dmesg" else None
+        )
+        answer = parsed(kind, decoded(data), xids)
+    except ParseError as err:
+        raise UsageError(f"{name}: not valid as {kind}: {err}") from None
+    click.echo(json.dumps(answer, indent=1, allow_nan=False))
+    return 0
+
+
+def _raw(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as err:
+        raise UsageError(f"{file}: cannot be read: {err.strerror}") from None
