@@ -17,9 +17,7 @@ PROCESSORS = {"x86_64", "aarch64"}
 NUMBERS_OF_A_PROTOCOL = {
     "gpu.py": "exit statuses of nvidia-smi",
     "gpus.py": "an exit status and an Xid",
-    "inside.py": "results of CUDA",
     "inside_driver.py": "results of NVML and CUDA",
-    "xid_meaning.py": "numbers of Xids",
     "fabric.py": "the compute capability from which on there is a fabric",
 }
 """Files with numeric constants that name something; none of them is a limit that a site could move."""
@@ -130,9 +128,14 @@ STRUCTURE = frozenset(
         "len(gpus) > MOST_IN_A_MESH",
         "len(values.uuids) > MOST_PARTS",
         "0 < len(rows) <= MOST_PARTS",
+        "result == NO_PERMISSION",
+        "(name, result) == ('CUDA', NOT_INITIALIZED)",
+        "result == NOT_READY",
+        "number == RECOVERY",
+        "number == NVLINK_ERROR",
     }
 )
-"""Where an architecture begins, a form of cabling, and what a report draws: no limits of health."""
+"""Where an architecture begins, a form of cabling, what a report draws, results of CUDA, Xids: no limits of health."""
 
 
 def test_a_number_in_a_comparison_is_found() -> None:
