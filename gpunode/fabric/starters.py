@@ -16,9 +16,9 @@ from gpunode.fabric.preflight import PORT_BASES
 from gpunode.fabric.records import records_of
 from gpunode.fleet.process import Completed
 from gpunode.fleet.process import run as run_program
+from gpunode.workload.payload import payload_script
 from gpunode.workload.payload.external import FOLDERS
 from gpunode.workload.payload.nccl import COLLECTIVES
-from gpunode.workload.payload.pack import payload_script
 
 PROGRAMS = {"slurm": "srun", "mpi": "mpirun"}
 MARK = "GPUNODE_PAYLOAD"

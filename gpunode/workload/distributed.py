@@ -16,7 +16,7 @@ from gpunode.workload.container import ContainerJob, Devices, Network
 from gpunode.workload.image import Image
 from gpunode.workload.launch import STOP_S, on_host, sent
 from gpunode.workload.output import BoundedOutput
-from gpunode.workload.payload.pack import MAIN
+from gpunode.workload.payload import MAIN
 from gpunode.workload.transport import LaunchFailure, Transport
 
 PORT = 29400

@@ -17,8 +17,7 @@ from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
 from gpunode.workload.image import Image, ImageFile, provide
 from gpunode.workload.output import DEFAULTS, LAUNCHERS, BoundedOutput
-from gpunode.workload.payload import payload_zip
-from gpunode.workload.payload.pack import LIMITS, MAIN
+from gpunode.workload.payload import LIMITS, MAIN, payload_zip
 from gpunode.workload.transport import LaunchFailure, Transport
 
 TESTS = {

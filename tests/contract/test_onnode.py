@@ -23,8 +23,8 @@ OTHERS = {
     "roles/first_boot/files/gpunode-first-boot": (3, 9),
 }
 """Programs beside ``gpunode/onnode``, with the oldest Python of each."""
-SENDING = {"gpunode/workload/payload/__init__.py", "gpunode/workload/payload/pack.py"}
-"""Run on the sending side only."""
+SENDING = {"gpunode/workload/payload/__init__.py"}
+"""Runs on the sending side only."""
 RUFF_KNOWS = (3, 7)
 # What later Pythons brought, from the "New in version" and "Changed in version" notes of the library's documentation.
 NAMES = {

@@ -10,47 +10,47 @@ pytestmark = NEEDS_TORCH
 WITHOUT_A_GPU = {
     "the product on the processor is the plain one, and one wrong row of it is found in every round": (
         """
-from gpunode.workload.payload import matmul
-one, other = matmul.sparse(torch, 96), matmul.signs(torch, 96, 96)
-assert torch.equal(matmul.product(torch, one, other), one @ other)
+from gpunode.workload.payload import frameworks
+one, other = frameworks.sparse(torch, 96), frameworks.signs(torch, 96, 96)
+assert torch.equal(frameworks.sparse_product(torch, one, other), one @ other)
 assert int((one != 0).sum(dim=1).max()) <= 256
-plain = matmul.product
-matmul.product = lambda *matrices: plain(*matrices).index_fill_(0, torch.tensor([5]), 99.0)
-print(matmul.run(None)["wrong"])
+plain = frameworks.sparse_product
+frameworks.sparse_product = lambda *matrices: plain(*matrices).index_fill_(0, torch.tensor([5]), 99.0)
+print(frameworks.matmul(None)["wrong"])
 """,
         5 * 512,
     ),
     "a bit that is stuck shows in one of the two patterns": (
         """
-from gpunode.workload.payload import memory
+from gpunode.workload.payload import frameworks
 places = torch.arange(4096, dtype=torch.int32)
 pieces = [torch.empty_like(places) for _ in range(5)]
-assert sum(memory.tested(torch, places, pieces, pattern) for pattern in memory.PATTERNS) == 0
+assert sum(frameworks.wrong_words(torch, places, pieces, pattern) for pattern in frameworks.PATTERNS) == 0
 plain = torch.Tensor.bitwise_xor_
 def stuck(piece, places):
     piece[17] |= 4
     return plain(piece, places)
 torch.Tensor.bitwise_xor_ = stuck
-print(sum(memory.tested(torch, places, pieces, pattern) for pattern in memory.PATTERNS))
+print(sum(frameworks.wrong_words(torch, places, pieces, pattern) for pattern in frameworks.PATTERNS))
 """,
         5,
     ),
     "copies arrive": (
         """
-from gpunode.workload.payload import peers
+from gpunode.workload.payload import copies
 cpu = torch.device("cpu")
-assert peers.copied(torch, [cpu] * 3, 4096) == []
+assert copies.wrong_peers(torch, [cpu] * 3, 4096) == []
 plain = torch.Tensor.to
 torch.Tensor.to = lambda given, *words, **more: plain(given, *words, **more) + 1
-print(len(peers.copied(torch, [cpu] * 3, 4096)))
+print(len(copies.wrong_peers(torch, [cpu] * 3, 4096)))
 """,
         6,
     ),
     "a product in FP8 is exact": (
         """
-from gpunode.workload.payload import fp8
-fp8.ROWS, fp8.COLUMNS = 64, 128  # the whole size takes a processor half a minute
-print(fp8.wrong_elements(torch, torch.device("cpu")))
+from gpunode.workload.payload import frameworks
+frameworks.FP8_ROWS, frameworks.FP8_COLUMNS = 64, 128  # the whole size takes a processor half a minute
+print(frameworks.wrong_fp8_elements(torch, torch.device("cpu")))
 """,
         0,
     ),

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TENSORFLOW_PYTHO
 DAMAGED = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from gpunode.workload.payload import tf, tf_training
+from gpunode.workload.payload import tf
 module = tf.ready()
 cpus = module.config.list_physical_devices("CPU")
 module.config.set_logical_device_configuration(cpus[0], [module.config.LogicalDeviceConfiguration()] * 3)
 places = ["/CPU:0", "/CPU:1", "/CPU:2"]
-plain = tf_training.MirroredNetwork._gradients
+plain = tf.MirroredNetwork._gradients
 
 def not_reduced(self, inputs):
     with module.GradientTape() as tape:
@@ -48,9 +48,9 @@ class NoXla:
         raise RuntimeError("libdevice not found at ./libdevice.10.bc")
 
 for gradients in (plain, not_reduced, one_is_wrong):
-    tf_training.MirroredNetwork._gradients = gradients
-    print(json.dumps(tf_training.MirroredNetwork(module, places, on_gpus=False).compared()))
-print(json.dumps(tf_training.xla(NoXla(), places[0])))
+    tf.MirroredNetwork._gradients = gradients
+    print(json.dumps(tf.MirroredNetwork(module, places, on_gpus=False).compared()))
+print(json.dumps(tf.xla(NoXla(), places[0])))
 """
 
 

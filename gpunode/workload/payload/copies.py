@@ -1,4 +1,4 @@
-"""Copies: between host and device from each NUMA node, within a device, between each two GPUs."""
+"""Copies: between host and device from each NUMA node, within a device, between each two GPUs; a device's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gpunode.workload.payload.measuring import (
     timer_of,
     wrong_elements,
 )
-from gpunode.workload.payload.pytorch import gpu, torch_module, why_no_gpu
+from gpunode.workload.payload.nvml import Sampler, sensors_of, settle
+from gpunode.workload.payload.pytorch import gpu, need_gpu, torch_module
 
 MIB = 2**20
 HOST_BYTES, HOST_BYTES_ON_PROCESSOR = 256 * MIB, 8 * MIB
@@ -141,16 +142,19 @@ def within(where: str | None, repetitions: int) -> dict[str, Any]:
 def peers(uuids: list[str], repetitions: int) -> dict[str, Any]:
     """Return the values of ``copy.peer``: each GPU to each other one, in one direction and in both at once."""
     torch = torch_module()
-    reason = why_no_gpu(torch)
-    if reason is not None:
-        raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
-    number = int(torch.cuda.device_count())
-    if number != len(uuids):
-        raise Trouble(f"PyTorch finds {number} GPUs, {len(uuids)} were passed")
-    devices = [torch.device(f"cuda:{index}") for index in range(number)]
+    devices = _all_passed(torch, uuids)
     size = min(size_for(torch, device, PEER_BYTES, PEER_BYTES) for device in devices)
     pairs = between(torch, devices, size, repetitions)
     return {"device": "cuda", "uuids": uuids, "size_bytes": size, "pairs": pairs}
+
+
+def _all_passed(torch: Any, uuids: list[str]) -> list[Any]:
+    """Return PyTorch's devices. Raises Trouble unless it finds as many GPUs as were passed."""
+    need_gpu(torch)
+    number = int(torch.cuda.device_count())
+    if number != len(uuids):
+        raise Trouble(f"PyTorch finds {number} GPUs, {len(uuids)} were passed")
+    return [torch.device(f"cuda:{index}") for index in range(number)]
 
 
 def between(torch: Any, devices: list[Any], size: int, repetitions: int) -> list[dict[str, Any]]:
@@ -213,3 +217,91 @@ def _copies(torch: Any, pairs: list[tuple[Any, Any]], repetitions: int) -> list[
 
     with torch.cuda.device(device):
         return repeated(torch, device, at_once, warmups=2, repetitions=repetitions)
+
+
+BYTES, BYTES_ON_PROCESSOR = 1024 * 2**20, 16 * 2**20
+SCALE = 3.0
+SETTLE_S = 20.0
+
+
+def memory_bandwidth(where: str | None, gpu_uuid: str | None, repetitions: int) -> dict[str, Any]:
+    """Return the values of ``memory.stream``.
+
+    Small whole numbers: every sum is exact in float32, in any order of addition, and each result is compared.
+    """
+    torch, device = opened(where)
+    size = size_for(torch, device, BYTES, BYTES_ON_PROCESSOR)
+    with memory_needed(torch, device, "the arrays"):
+        generator = torch.Generator(device=device).manual_seed(4)
+        left, right = (torch.randint(-8, 9, (size // 4,), generator=generator, device=device).float() for _ in range(2))
+        result = torch.zeros_like(left)
+    total = torch.zeros((), dtype=torch.float32, device=device)
+    # One sum per row: no partial sum exceeds the whole numbers that float32 represents.
+    rows = left[: size // 4 // 1024 * 1024].view(-1, 1024)
+    sums = torch.zeros(rows.shape[0], dtype=torch.float32, device=device)
+
+    def read() -> None:
+        torch.sum(rows, dim=1, out=sums)
+
+    def write() -> None:
+        result.fill_(SCALE)
+
+    def triad() -> None:
+        torch.add(left, right, alpha=SCALE, out=result)
+
+    sensors = sensors_of(gpu_uuid)
+    settle(sensors, SETTLE_S)
+    kernels = []
+    with Sampler(sensors) as sampler:
+        for name, work, moved in (
+            ("read", read, rows.numel() * 4),
+            ("write", write, size),
+            ("triad", triad, 3 * size),
+        ):
+            seconds = repeated(torch, device, work, warmups=3, repetitions=repetitions)
+            if name == "read":
+                wrong = wrong_elements(sums, rows.double().sum(dim=1).float())
+            elif name == "write":
+                wrong = wrong_elements(result, total + SCALE)
+            else:
+                wrong = wrong_elements(result - left, right * SCALE)
+            kernels.append({"kernel": name, **bandwidth(moved, seconds), "wrong": wrong})
+    return {
+        "device": device.type,
+        "timer": timer_of(device),
+        "size_bytes": size,
+        "kernels": kernels,
+        "load": sampler.state(),
+    }
+
+
+WORDS = 16 * 2**20
+"""64 MiB in one copy."""
+
+
+def peer_access(uuids: list[str]) -> dict[str, Any]:
+    """Return the values of ``frameworks.p2p``: ``access[i][j]`` and the pairs with a wrong copy."""
+    torch = torch_module()
+    devices = _all_passed(torch, uuids)
+    number = len(devices)
+    access = [
+        [device == other or bool(torch.cuda.can_device_access_peer(device, other)) for other in range(number)]
+        for device in range(number)
+    ]
+    wrong = wrong_peers(torch, devices, WORDS)
+    return {"device": "cuda", "uuids": uuids, "access": access, "wrong": wrong}
+
+
+def wrong_peers(torch: Any, devices: list[Any], words: int) -> list[list[int]]:
+    """Return the pairs of devices with a copy that differs from its source."""
+    wrong = []
+    for sender, source in enumerate(devices):
+        # Every device sends other data: the rest of an earlier copy cannot be mistaken for this one.
+        sent = torch.arange(words, dtype=torch.int32, device=source).bitwise_xor_(sender + 1)
+        for receiver, target in enumerate(devices):
+            if sender != receiver:
+                received = sent.to(target, copy=True)
+                expected = torch.arange(words, dtype=torch.int32, device=target).bitwise_xor_(sender + 1)
+                if int((received != expected).sum()):
+                    wrong.append([sender, receiver])
+    return wrong

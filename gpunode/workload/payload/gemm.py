@@ -8,7 +8,7 @@ import statistics
 import time
 from typing import Any
 
-from gpunode.workload.payload import fp8
+from gpunode.workload.payload import frameworks
 from gpunode.workload.payload.isolate import SkipPart
 from gpunode.workload.payload.measuring import (
     MAX_BLOCKS,
@@ -21,8 +21,8 @@ from gpunode.workload.payload.measuring import (
     significant,
     timer_of,
 )
+from gpunode.workload.payload.nvml import Sampler, sensors_of, settle, state_of
 from gpunode.workload.payload.pytorch import capability
-from gpunode.workload.payload.sampler import Sampler, sensors_of, settle, state_of
 
 SIZES = {"bf16": 8192, "fp16": 8192, "tf32": 8192, "fp8": 8192, "int8": 8192, "fp32": 4096, "fp64": 4096}
 SIZE_ON_PROCESSOR = 512
@@ -126,7 +126,7 @@ def dtype_of(torch: Any, device: Any, name: str) -> Any:
         raise SkipPart(f"a processor has no units for {name.upper()}")
     has = capability(torch, device)
     if name == "fp8":
-        fp8.need(torch, device)
+        frameworks.need_fp8(torch, device)
         return torch.float8_e4m3fn
     least = {"bf16": LEAST_TENSOR, "tf32": LEAST_TENSOR, "int8": LEAST_INTEGER}.get(name)
     if device.type == "cuda" and least is not None and has < least:

@@ -1,4 +1,4 @@
-"""Each part in a process of its own, with a time limit: a hang or a crash becomes a result."""
+"""Each part in a process of its own, with a time limit: a hang or a crash becomes a result, and its record."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -362,3 +363,29 @@ def _last_words(noise: bytes) -> str:
         if line.startswith("Fatal Python error"):
             return ": " + one_line(line)
     return ": " + one_line(lines[-1]) if lines else ""
+
+
+SCHEMA = "gpunode.record/1"
+
+
+def record(task: Task, job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return the record as it is printed; the launcher adds the container."""
+    fell = outcome.error is not None or outcome.undetermined is not None
+    return {
+        "record": task.name,
+        "schema": SCHEMA,
+        "device": outcome.device or (default_device(job) if fell else "cpu"),
+        "component": job.component,
+        "seconds": outcome.seconds,
+        "values": {**{key: value for key, value in job.identity.items() if value is not None}, **outcome.values},
+        "error": outcome.error,
+        "skipped": outcome.skipped,
+        "undetermined": outcome.undetermined,
+        "container": None,
+        "simulated": False,
+    }
+
+
+def default_device(job: Job) -> str:
+    """Return the intended device of a part without a result: the GPU if there is one."""
+    return "cuda" if job.identity or Path("/dev/nvidiactl").exists() else "cpu"

@@ -8,23 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload import (
-    copies,
-    external,
-    fabric,
-    gemm,
-    nccl,
-    pairs,
-    pipeline,
-    steps,
-    storage,
-    stream,
-    training,
-)
+from gpunode.workload.payload import copies, external, fabric, gemm, nccl, pairs, pipeline, storage, training
 from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Seat, seat_of
-from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
-from gpunode.workload.payload.records import record
+from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, record, run_jobs
 
 MEASUREMENTS = ("copy", "gemm", "fabric", "nccl", "memory", "steps", "ddp", "storage", "input", "tools", "burn")
 """In the order in which they run: those with the most heat come last."""
@@ -174,13 +161,13 @@ class Measurements:
     def _memory(self) -> Iterator[dict[str, Any]]:
         number = REPETITIONS[self._level]
         yield from self._each(
-            lambda where, gpu: (Task("memory.stream", stream.run, (where, gpu, number), 120),), AT_ONCE
+            lambda where, gpu: (Task("memory.stream", copies.memory_bandwidth, (where, gpu, number), 120),), AT_ONCE
         )
 
     def _steps(self) -> Iterator[dict[str, Any]]:
         number = REPETITIONS[self._level]
         # One device after another: their hosts' threads share the processor.
-        yield from self._each(lambda where, _: (Task("steps.device", steps.run, (where, number), 120),), 1)
+        yield from self._each(lambda where, _: (Task("steps.device", training.steps, (where, number), 120),), 1)
 
     def _burn(self) -> Iterator[dict[str, Any]]:
         default_s = BURN_S if self._devices else BURN_ON_PROCESSOR_S

@@ -61,6 +61,13 @@ def why_no_gpu(torch: Any) -> str | None:
     return None if torch.cuda.is_available() else "torch.cuda.is_available() is False"
 
 
+def need_gpu(torch: Any) -> None:
+    """Raise Trouble with PyTorch's reason if it uses no GPU."""
+    reason = why_no_gpu(torch)
+    if reason is not None:
+        raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
+
+
 def cudnn_version(torch: Any) -> str | None:
     """Return cuDNN 9.20.0 for 92000, 8.9.7 for 8907."""
     number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
@@ -114,9 +121,7 @@ def device_for(torch: Any, where: str | None) -> Any:
     """
     if where is None:
         return torch.device("cpu")
-    reason = why_no_gpu(torch)
-    if reason is not None:
-        raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
+    need_gpu(torch)
     uuid = gpu(torch, 0).get("uuid")
     if where.startswith("GPU-") and uuid is not None and uuid != where:
         raise Trouble(f"PyTorch computes on {uuid} instead of {where}")

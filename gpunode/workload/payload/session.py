@@ -7,30 +7,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gpunode.workload.payload import (
-    amp,
-    collective,
-    compiled,
-    convolution,
-    dali,
-    dataloader,
-    fp8,
-    image,
-    kernel,
-    libcuda,
-    matmul,
-    memory,
-    nvml,
-    peers,
-    pytorch,
-    tensor,
-    tf,
-    tf_training,
-)
+from gpunode.workload.payload import copies, frameworks, image, libcuda, nccl, nvml, pytorch, tf
 from gpunode.workload.payload.devices import CudaDevice, computing
-from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
+from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, record, run_jobs
 from gpunode.workload.payload.measurements import MEASUREMENTS, Measurements
-from gpunode.workload.payload.records import record
 
 TESTS = ("versions", "gpus", "frameworks", *MEASUREMENTS)
 AT_ONCE = 8
@@ -38,12 +18,12 @@ AT_ONCE = 8
 HOLD_S = 60.0
 NO_DEVICE = "none of the passed GPUs can compute (records versions.nvml and versions.cuda)"
 ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
-    ("frameworks.tensor", tensor.run, 180),
-    ("frameworks.amp", amp.run, 180),
-    ("frameworks.matmul", matmul.run, 240),
-    ("frameworks.cudnn", convolution.run, 180),
-    ("frameworks.fp8", fp8.run, 180),
-    ("frameworks.memory", memory.run, 300),
+    ("frameworks.tensor", frameworks.tensor, 180),
+    ("frameworks.amp", frameworks.amp, 180),
+    ("frameworks.matmul", frameworks.matmul, 240),
+    ("frameworks.cudnn", frameworks.convolution, 180),
+    ("frameworks.fp8", frameworks.fp8, 180),
+    ("frameworks.memory", frameworks.memory, 300),
 )
 """Parts of PyTorch that every device runs, first those without which the others are meaningless."""
 
@@ -135,9 +115,9 @@ class PayloadSession:
     def _kernels(self) -> Iterator[dict[str, Any]]:
         jobs = []
         if not self._devices:
-            yield record(Task("gpus.kernel", kernel.run), Job(()), Outcome(0.0, skipped=NO_DEVICE))
+            yield record(Task("gpus.kernel", libcuda.kernel), Job(()), Outcome(0.0, skipped=NO_DEVICE))
         for device in self._devices:
-            task = Task("gpus.kernel", kernel.run, (device.uuid,), 120)
+            task = Task("gpus.kernel", libcuda.kernel, (device.uuid,), 120)
             job = Job((task,), device.component, device.identity, device.environment)
             if device.busy is not None:
                 yield record(task, job, Outcome(0.0, "cuda", undetermined=device.busy))
@@ -153,12 +133,12 @@ class PayloadSession:
         where = idle[0].uuid or idle[0].component if idle else None
         least = self._settings.get("compile_min_capability")
         alone = (
-            Task("frameworks.compile", compiled.run, (where, least), 420),
-            Task("frameworks.dataloader", dataloader.run, (where,), 180),
+            Task("frameworks.compile", frameworks.compiled, (where, least), 420),
+            Task("frameworks.dataloader", frameworks.dataloader, (where,), 180),
         )
         reason = self._no_torch(built)
         if reason is not None:
-            groups = (Task("frameworks.p2p", peers.run), Task("frameworks.collective", collective.rank))
+            groups = (Task("frameworks.p2p", copies.peer_access), Task("frameworks.collective", nccl.rank))
             job = Job((*tasks_of(ON_EACH, None), *alone, *groups))
             for task in job.tasks:
                 yield record(task, job, Outcome(0.0, skipped=reason))
@@ -178,7 +158,7 @@ class PayloadSession:
             # Each in a process of its own: workers are not forked from one in which CUDA runs.
             pair = [Job((task,), environment=first.environment if first else {}) for task in alone]
             for job, task, outcome in run_jobs(pair, 1, self._clock):
-                if task.run is compiled.run and outcome.values:
+                if task.run is frameworks.compiled and outcome.values:
                     # The next process of a user finds what this one left in the cache.
                     again = [each.values.get("compile_seconds") for _, _, each in run_jobs([job], 1, self._clock)]
                     outcome.values["cached_seconds"] = again[0]
@@ -186,8 +166,8 @@ class PayloadSession:
             yield from self._together([device for device in idle if device.mig is None], on_gpus=bool(idle))
         others = (
             Task("frameworks.tensorflow", tf.run, (), 300),
-            Task("frameworks.tensorflow-training", tf_training.run, (), 420),
-            Task("frameworks.dali", dali.run, (), 180),
+            Task("frameworks.tensorflow-training", tf.training, (), 420),
+            Task("frameworks.dali", frameworks.dali, (), 180),
         )
         for task in others:
             if self._present and not self._idle:
@@ -227,8 +207,8 @@ class PayloadSession:
     def _together(self, whole: list[CudaDevice], *, on_gpus: bool) -> Iterator[dict[str, Any]]:
         """Run copies between GPUs, and an all-reduce over all of them; by Gloo on a processor."""
         job = Job((), environment=self._all() if on_gpus else {})
-        peer = Task("frameworks.p2p", peers.run, ([device.uuid or "" for device in whole],), 240)
-        reduce = Task("frameworks.collective", collective.rank, (), collective.WAIT_S + 120)
+        peer = Task("frameworks.p2p", copies.peer_access, ([device.uuid or "" for device in whole],), 240)
+        reduce = Task("frameworks.collective", nccl.rank, (), nccl.WAIT_S + 120)
         if on_gpus and len(whole) < 2:
             reason = "MIG devices do not talk to each other" if not whole else "only one GPU"
             for task in (peer, reduce):
@@ -249,14 +229,14 @@ class PayloadSession:
                 return Outcome(0.0, undetermined=f"no folder for the ranks to meet in: {err}")
             jobs = [
                 Job(
-                    (Task(task.name, collective.rank, (number, size, folder, backend), task.limit_s),),
+                    (Task(task.name, nccl.rank, (number, size, folder, backend), task.limit_s),),
                     str(number),
                     environment=environment,
                 )
                 for number in range(size)
             ]
             outcomes = {job.component: outcome for job, _, outcome in run_jobs(jobs, size, self._clock)}
-        return collective.together([outcomes[str(number)] for number in range(size)], backend, size)
+        return nccl.together([outcomes[str(number)] for number in range(size)], backend, size)
 
 
 def tasks_of(parts: Iterable[tuple[str, Callable[..., dict[str, Any]], float]], where: str | None) -> tuple[Task, ...]:

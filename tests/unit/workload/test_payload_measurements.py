@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.facts.models.measured import MEASURED, FioJob, FioValues, LoadState
 from gpunode.workload.distributed import joined
-from gpunode.workload.payload import copies, external, gemm, measuring, own_io, sampler, storage
+from gpunode.workload.payload import copies, external, gemm, measuring, nvml, storage
 from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Group, Seat, kinds_of, merged, seat_of
 from gpunode.workload.payload.isolate import Clock, Outcome, SkipPart, Trouble, UndeterminedPart
@@ -133,31 +133,31 @@ def sample(**changes: Any) -> dict[str, Any]:
 
 def test_the_state_is_medians_the_least_clock_and_shares_of_reasons() -> None:
     samples = [sample(), sample(sm_clock_mhz=1500, reasons=0x24), sample(temperature_c=71, reasons=0x4), sample()]
-    state = LoadState.model_validate(sampler.state_of(samples))
+    state = LoadState.model_validate(nvml.state_of(samples))
     assert (state.samples, state.sm_clock_mhz, state.sm_clock_min_mhz, state.temperature_c) == (4, 1980, 1500, 71)
     assert state.throttle_reasons == {"sw_power_cap": 0.5, "sw_thermal_slowdown": 0.25}
 
 
 def test_what_nvml_does_not_report_is_none() -> None:
     nothing = dict.fromkeys(sample(), None)
-    assert LoadState.model_validate(sampler.state_of([nothing])) == LoadState(samples=1)
-    assert LoadState.model_validate(sampler.state_of([])) == LoadState()
+    assert LoadState.model_validate(nvml.state_of([nothing])) == LoadState(samples=1)
+    assert LoadState.model_validate(nvml.state_of([])) == LoadState()
 
 
 def test_a_gpu_that_falls_off_while_it_is_measured_is_named() -> None:
-    with pytest.raises(Trouble, match="was lost while it was measured"), sampler.Sampler(Sensor(sample(), lost=True)):
+    with pytest.raises(Trouble, match="was lost while it was measured"), nvml.Sampler(Sensor(sample(), lost=True)):
         raise RuntimeError("CUDA error: unspecified launch failure")
-    with pytest.raises(RuntimeError, match="CUDA error"), sampler.Sampler(Sensor(sample())):
+    with pytest.raises(RuntimeError, match="CUDA error"), nvml.Sampler(Sensor(sample())):
         raise RuntimeError("CUDA error: unspecified launch failure")
 
 
 def test_a_load_begins_when_the_temperature_has_settled() -> None:
     cooling = Sensor(*(sample(temperature_c=degrees) for degrees in (70, 66, 62, 60, 59, 59, 58, 58, 58)))
-    sampler.settle(cooling, 5.0, pause_s=0.0)
+    nvml.settle(cooling, 5.0, pause_s=0.0)
     # 59, 59, 58, 58, 58: what was left of the list is its last one.
     assert len(cooling.samples) == 1
-    assert sampler.settle(Sensor(sample(temperature_c=None)), 5.0) < 1
-    assert sampler.settle(None, 5.0) < 1
+    assert nvml.settle(Sensor(sample(temperature_c=None)), 5.0) < 1
+    assert nvml.settle(None, 5.0) < 1
 
 
 def test_the_slope_of_a_clock() -> None:
@@ -316,7 +316,7 @@ def test_where_fio_cannot_measure_our_own_reader_and_writer_does(
         return opened(path, flags, *mode, **more)
 
     if not direct:
-        monkeypatch.setattr("gpunode.workload.payload.own_io.os.open", without_direct)
+        monkeypatch.setattr("gpunode.workload.payload.storage.os.open", without_direct)
     monkeypatch.setattr(storage, "FILE_BYTES", 16 << 20)
     values = FioValues.model_validate(storage.fio(str(directory), 0.1))
     assert (values.fio_version, values.size_bytes) == (None, 16 << 20)
@@ -327,8 +327,8 @@ def test_where_fio_cannot_measure_our_own_reader_and_writer_does(
 
 
 def test_a_thread_that_starts_late_transfers_once(tmp_path: Path) -> None:
-    own_io.filled(tmp_path, 1, 1 << 20)
-    values = own_io.measured(own_io.Access(tmp_path, "read", 1 << 16, 1 << 20, direct=False), 1, seconds=-1.0)
+    storage.filled(tmp_path, 1, 1 << 20)
+    values = storage.measured(storage.Access(tmp_path, "read", 1 << 16, 1 << 20, direct=False), 1, seconds=-1.0)
     assert values["iops"] > 0
     assert values["latency_us"]
 

@@ -9,7 +9,7 @@ from effort import effort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.workload.payload.pairs_search import Search, alone, links_of, matching_of
+from gpunode.workload.payload.pairs import Search, alone, links_of, matching_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "measurements.md"
 Link = tuple[int, int]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from captured import FOLDER
 
-from gpunode.workload.payload import collective, image, main, tf, tf_training
+from gpunode.workload.payload import image, main, nccl, tf
 from gpunode.workload.payload.devices import computing
 from gpunode.workload.payload.isolate import Outcome
 from gpunode.workload.payload.tf import without_code
@@ -57,13 +57,13 @@ def test_more_memory_in_use_is_somebody_else(now: int | None, before: int | None
     ],
 )
 def test_transports_are_read_from_the_log(log: str, ways: dict[str, int]) -> None:
-    assert collective.transports(log) == ways
+    assert nccl.transports(log) == ways
 
 
 @pytest.mark.captures("nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log")
 def test_transports_of_a_recorded_log() -> None:
     text = (FOLDER / "nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log").read_text(errors="replace")
-    counts = collective.transports(text)
+    counts = nccl.transports(text)
     assert set(counts) == {"NET/AWS", "P2P/IPC"}
     assert sum(counts.values()) == text.count(" via ")
 
@@ -74,17 +74,17 @@ def ran(**values: Any) -> Outcome:
 
 def test_the_group_is_right_where_every_rank_is() -> None:
     ways = {"transports": {"P2P/CUMEM": 2}, "warning": None, "nvls": True}
-    outcome = collective.together([ran(**ways)] * 2, "nccl", 2)
+    outcome = nccl.together([ran(**ways)] * 2, "nccl", 2)
     assert (outcome.error, outcome.values["ranks"], outcome.values["transports"]) == (None, 2, {"P2P/CUMEM": 4})
-    assert collective.together([ran(), ran(wrong=3)], "nccl", 2).values["wrong"] == 3
+    assert nccl.together([ran(), ran(wrong=3)], "nccl", 2).values["wrong"] == 3
 
 
 def test_of_a_group_that_falls_the_first_rank_has_the_cause() -> None:
     fell = [Outcome(9.0, error="connection reset"), Outcome(2.0, error="CUDA error: ECC"), ran()]
-    assert collective.together(fell, "nccl", 3).error == "rank 1 of 3: CUDA error: ECC"
+    assert nccl.together(fell, "nccl", 3).error == "rank 1 of 3: CUDA error: ECC"
     late = [Outcome(5.0, undetermined="stopped after 5 s"), ran()]
-    assert collective.together(late, "nccl", 2).undetermined == "rank 0 of 2: stopped after 5 s"
-    assert collective.together([Outcome(0.1, skipped="no NCCL")] * 2, "nccl", 2).skipped == "no NCCL"
+    assert nccl.together(late, "nccl", 2).undetermined == "rank 0 of 2: stopped after 5 s"
+    assert nccl.together([Outcome(0.1, skipped="no NCCL")] * 2, "nccl", 2).skipped == "no NCCL"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_every_name_of_tensorflow_that_the_payload_uses_exists() -> None:
     """Against the recorded interface; tests/integration/test_payload_tensorflow.py runs the payload on TensorFlow."""
     known = set(RECORDED_NAMES.read_text(encoding="utf-8").splitlines()[1:])
     used = set()
-    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (tf, tf_training)]
+    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (tf,)]
     for node in [node for source in sources for node in ast.walk(ast.parse(source))]:
         chain, inner = [], node
         while isinstance(inner, ast.Attribute):

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from gpunode.facts.models.workload import LimitValues, Record, SystemValues, values_of
-from gpunode.workload.payload import main, payload_script, payload_zip
-from gpunode.workload.payload.pack import PACKAGE
+from gpunode.workload.payload import PACKAGE, main, payload_script, payload_zip
 
 SOURCES = sorted(path.name for path in files(PACKAGE).iterdir() if path.name.endswith(".py"))
 SENT = [name for name in SOURCES if name not in {"__init__.py", "pack.py"}]
