@@ -30,11 +30,9 @@ from gpunode.cli.selection import Selection
 from gpunode.cli.validate import write
 from gpunode.errors import UsageError
 from gpunode.fabric import starters
-from gpunode.fabric.over_ssh import over_ssh
-from gpunode.fabric.records import ExpectedOfNodes, of_dumps, of_records, read_file, records_of
+from gpunode.fabric.records import ExpectedOfNodes, has_nccl_tests, of_dumps, of_records, read_file, records_of
 from gpunode.fabric.run import LEAST_NODES, FabricRequest
-from gpunode.fabric.second_opinion import has_nccl_tests
-from gpunode.fabric.starters import StarterRequest
+from gpunode.fabric.starters import StarterRequest, over_ssh
 from gpunode.fabric.verdict import FabricVerdict
 from gpunode.fleet import Target
 from gpunode.history.runs import record_fabric

@@ -29,7 +29,7 @@ from gpunode.fabric.preflight import (
 )
 from gpunode.facts import NodeFacts
 from gpunode.onnode import program_text
-from gpunode.workload import engine, gpus
+from gpunode.workload import devices, engine
 from gpunode.workload.container import Devices
 from gpunode.workload.distributed import GroupRequest, Member, joined, missing_ranks, run_member, seats_of
 from gpunode.workload.image import ImageFile, provide
@@ -170,14 +170,14 @@ class FabricRun:
         self, name: str, transport: Transport, node: NodeFacts, progress: Callable[[str], None], deadline: float
     ) -> None:
         self._facts[name] = node
-        use = gpus.choose(node, force=self._request.force, without=True)
+        use = devices.choose(node, force=self._request.force, without=True)
         if use.busy:
             text = f"GPUs are in use: {', '.join(use.busy)}"
             self.add(name, finding("nodes.busy", Status.FAIL, "node", text, "Drain the node, or use --force."))
             return
-        devices, image = Devices("none"), None
+        gpu_devices, image = Devices("none"), None
         if self._request.in_container:
-            devices, image = self._prepared(transport, node, use, progress, deadline)
+            gpu_devices, image = self._prepared(transport, node, use, progress, deadline)
         ranks = len(use.indices) or self._request.ranks
         progress("meeting the other nodes")
         meeting = self._met(name, transport, node, (ranks, image), deadline)
@@ -189,7 +189,7 @@ class FabricRun:
         seats = seats_of(group, first, ranks, sum(ready.ranks for ready in nodes), len(nodes))
         settings = {"interface": meeting.addresses[name].interface, "user_site": not self._request.in_container}
         settings["fabric"] = {**group.settings["fabric"], "node": name}
-        member = Member(transport, ranks, devices, settings, rdma=bool(node.rdma_nodes))
+        member = Member(transport, ranks, gpu_devices, settings, rdma=bool(node.rdma_nodes))
         limited = replace(group, run_limit_s=max(1.0, min(group.run_limit_s, deadline - time.monotonic())))
         progress("ranks are running")
         try:
@@ -217,13 +217,13 @@ class FabricRun:
             timer.start()
 
     def _prepared(
-        self, transport: Transport, node: NodeFacts, use: gpus.Use, progress: Callable[[str], None], deadline: float
+        self, transport: Transport, node: NodeFacts, use: devices.Use, progress: Callable[[str], None], deadline: float
     ) -> tuple[Devices, str]:
         """Return the devices for the container, and the id of the image, which is on the node then."""
         with engine.connected(transport, deadline) as node_engine:
-            devices = devices_for(node_engine, use, node)
+            gpu_devices = devices_for(node_engine, use, node)
             with node_engine.within(self._request.image_limit_s, "--image-timeout") as bringing:
-                return devices, provide(bringing, self._request.image(node), self._request.file, progress).id
+                return gpu_devices, provide(bringing, self._request.image(node), self._request.file, progress).id
 
     # --- before the ranks
 

@@ -10,11 +10,11 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.models.smi import SmiGpu
 from gpunode.facts.models.workload import Record, RecordContainer
 from gpunode.onnode import program_text
-from gpunode.workload import container, devices, engine, gpus
+from gpunode.workload import container, devices, engine
 from gpunode.workload.causes import REGENERATE
 from gpunode.workload.container import KIND, Confinement, ContainerJob, Devices, PythonProgram
+from gpunode.workload.devices import Use
 from gpunode.workload.engine import Engine
-from gpunode.workload.gpus import Use
 from gpunode.workload.image import Image, ImageFile, provide
 from gpunode.workload.output import DEFAULTS, LAUNCHERS, BoundedOutput
 from gpunode.workload.payload import LIMITS, MAIN, payload_zip
@@ -101,7 +101,7 @@ def launch(
     run.values["level"] = request.level
     kind, error = "done", None
     try:
-        run.use = gpus.choose(node, force=request.force, without=request.named or not request.in_container)
+        run.use = devices.choose(node, force=request.force, without=request.named or not request.in_container)
         if request.in_container:
             run.use = devices.without_empty_mig(run.use, node)
         if run.use.skipped is not None:

@@ -15,7 +15,7 @@ from gpunode.facts.bundle_reader import NOT_COLLECTED
 from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.packages import Kernel
 from gpunode.probe.bundle import Bundle
-from gpunode.workload import gpus
+from gpunode.workload import devices
 
 BUNDLE = Path(__file__).parents[2] / "fixtures/bundles/h200-guest.json"
 HOLDS = ("/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
@@ -121,6 +121,6 @@ def test_a_guest_with_a_part_of_a_board_needs_no_fabric_manager(number: int, sta
 def test_a_running_nvidia_smi_keeps_no_gpu_busy(process: str, used: bool) -> None:
     gpu_process = GpuProcess(pid=1004, name=process, type=None, user="root", devices=HOLDS)
     node = guest().model_copy(update={"gpu_processes": (gpu_process,)})
-    use = gpus.choose(node, force=False, without=True)
+    use = devices.choose(node, force=False, without=True)
     assert bool(use.skipped) is used
     assert len(use.indices) == (0 if used else 1)

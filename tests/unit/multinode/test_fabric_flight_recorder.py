@@ -11,7 +11,7 @@ import pytest
 from gpunode.checks import Status
 from gpunode.cli import run
 from gpunode.errors import UsageError
-from gpunode.fabric.flight_recorder import Dump, findings_of, parse, read_dumps
+from gpunode.fabric.records import Dump, findings_of, parse, read_dumps
 
 DUMPS = Path(__file__).parent / "dumps"
 

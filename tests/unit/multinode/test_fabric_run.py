@@ -16,8 +16,8 @@ from gpunode.fabric.model import Hello, InterfaceAddress
 from gpunode.fabric.run import FabricRequest, FabricResult, FabricRun
 from gpunode.fabric.verdict import verdict_of
 from gpunode.facts import NodeFacts
-from gpunode.workload import gpus
-from gpunode.workload.gpus import Use
+from gpunode.workload import devices
+from gpunode.workload.devices import Use
 from gpunode.workload.transport import LaunchFailure
 
 
@@ -171,7 +171,7 @@ def test_a_node_with_busy_gpus_is_named_and_the_others_do_not_wait(monkeypatch: 
         with lock:
             return next(chosen, Use())
 
-    monkeypatch.setattr(gpus, "choose", choose)
+    monkeypatch.setattr(devices, "choose", choose)
     began = time.monotonic()
     result = run({name: LocalTransport() for name in "abc"})
     assert time.monotonic() - began < 60

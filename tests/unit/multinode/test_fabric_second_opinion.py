@@ -11,7 +11,7 @@ from captured import FOLDER, each
 
 from gpunode.checks import Status
 from gpunode.cli import run
-from gpunode.fabric.second_opinion import has_nccl_tests, opinion_of
+from gpunode.fabric.records import has_nccl_tests, opinion_of
 from gpunode.fabric.starters import NCCL_TESTS, StarterRequest, nccl_tests_command, text
 from gpunode.judging.report import CollectiveReport, FabricReport
 

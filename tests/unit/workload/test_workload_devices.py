@@ -16,9 +16,8 @@ from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.onnode.probe import CDI_TOKEN
-from gpunode.workload.devices import without_empty_mig
+from gpunode.workload.devices import Use, choose, without_empty_mig
 from gpunode.workload.engine import Engine
-from gpunode.workload.gpus import Use, choose
 from gpunode.workload.launch import WorkloadRequest, devices_for, launch
 from gpunode.workload.transport import LaunchFailure
 

@@ -8,7 +8,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.pci import PciDevice
-from gpunode.workload.gpus import choose
+from gpunode.workload.devices import choose
 from gpunode.workload.transport import LaunchFailure
 
 
