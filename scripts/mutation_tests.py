@@ -47,7 +47,7 @@ GUARDS = {
     f"{NODE}/signing_key.py": ("plugins/test_signing_key.py",),
     f"{NODE}/scratch_disks.py": ("plugins/test_block_devices.py",),
     "gpunode/checks/actions.py": ("checks", "cli/test_cli_outputs.py", "../contract/test_declarations.py"),
-    "gpunode/fleet/known_hosts.py": ("fleet/test_fleet_known_hosts.py",),
+    "gpunode/fleet/host_keys.py": ("fleet/test_fleet_host_keys.py",),
     "gpunode/judging/saved.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
     "gpunode/whole.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
 }

@@ -15,7 +15,7 @@ import fabric
 import paramiko
 from paramiko.auth_strategy import AuthFailure
 
-from gpunode.fleet.host_key import HostKeyPolicy, HostKeys
+from gpunode.fleet.host_keys import HostKeyPolicy, HostKeys
 from gpunode.fleet.login import Logins
 from gpunode.fleet.process import kill_group
 from gpunode.fleet.session import NodeFailure

@@ -13,7 +13,7 @@ from paramiko.auth_strategy import AuthFailure, AuthResult, AuthSource, AuthStra
 from paramiko.auth_strategy import Password as PasswordSource
 from paramiko.pkey import UnknownKeyType
 
-from gpunode.fleet.known_hosts import fingerprint
+from gpunode.fleet.host_keys import fingerprint
 from gpunode.fleet.ssh_config import SshSettings, home
 
 

@@ -49,7 +49,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "expectations": (590, 0),
     "fabric": (2_410, 19),
     "facts": (10_730, 52),
-    "fleet": (3_060, 22),
+    "fleet": (3_040, 22),
     "history": (2_310, 1),
     "judging": (2_020, 19),
     "lab": (11_340, 152),

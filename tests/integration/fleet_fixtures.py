@@ -78,4 +78,4 @@ def start_sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 @pytest.fixture
 def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that only prints the user, for tests of the connection and not of the answer."""
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: BUNDLE_SCRIPT)
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: BUNDLE_SCRIPT)

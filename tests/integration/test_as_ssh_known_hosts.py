@@ -14,7 +14,7 @@ import paramiko
 import pytest
 from fleet_sshd import Server, make_key
 
-from gpunode.fleet.host_key import HostKeyPolicy, HostKeys
+from gpunode.fleet.host_keys import HostKeyPolicy, HostKeys
 from gpunode.fleet.session import NodeFailure
 from gpunode.fleet.ssh_config import resolve
 

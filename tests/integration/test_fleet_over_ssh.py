@@ -188,7 +188,7 @@ def test_an_answer_that_is_not_a_bundle_is_reported(start_sshd: Start) -> None:
 
 
 def test_a_failing_probe_gives_its_last_line(start_sshd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: "raise SystemExit('too old for this')")
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: "raise SystemExit('too old for this')")
     assert one(start_sshd().target()).reason == "the probe ended with exit code 1: too old for this"
 
 
@@ -201,7 +201,7 @@ def test_a_command_that_hangs_ends_at_the_limit(start_sshd: Start) -> None:
 def test_a_probe_that_hangs_is_stopped_on_the_node_itself(start_sshd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = "gpunode-test-hanging-probe"
     script = f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 300; true # {mark}'])\n"
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: script)
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: script)
     collected = one(start_sshd().target(), timeout_s=2.0)
     assert "within" in str(collected.reason)
     end = time.monotonic() + 10
@@ -220,7 +220,7 @@ def test_a_flood_ends_at_the_limit_of_size(start_sshd: Start, where: str, monkey
 
 def test_a_flood_after_the_start_ends_too(start_sshd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.fleet.session.MAX_STDOUT", 1 << 20)
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: "while True: print('x' * 4000)")
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: "while True: print('x' * 4000)")
     collected = one(start_sshd().target(), timeout_s=30)
     assert collected.reason == "the node sent more than 1 MiB"
 

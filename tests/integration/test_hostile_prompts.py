@@ -112,7 +112,7 @@ def test_what_the_node_echoes_of_the_password_is_redacted(
     """In every part of the bundle, whatever JSON made of it; by a sudo that is not the system's."""
     monkeypatch.setattr(Node, "is_root", False)
     word = PASSWORD if ascii_only else PASSWORD + "ü"
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: ECHO.format(word=word))
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: ECHO.format(word=word))
     node = Hostile(start_sshd, tmp_path, sudo=SUDO + 'exec "$@"\n')
     collected = one(replace(node.server.target(), become=True), word)
     assert node.received == word + "\n"

@@ -115,7 +115,7 @@ def test_a_surprise_on_one_node_is_its_own_reason(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_limit_ends_a_local_probe_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: HANGING.replace("hanging", "limited"))
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: HANGING.replace("hanging", "limited"))
     (collected,) = collect([local("a")], timeout_s=1.0)
     assert collected.reason is not None
     assert "within" in collected.reason
@@ -124,7 +124,7 @@ def test_the_limit_ends_a_local_probe_and_its_children(monkeypatch: pytest.Monke
 
 def test_ending_the_iteration_early_ends_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = itertools.cycle([BUNDLE])
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: next(scripts))
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: next(scripts))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -140,7 +140,7 @@ def test_ending_the_iteration_early_ends_what_is_under_way(monkeypatch: pytest.M
 def test_an_interrupted_program_exits_at_once_and_leaves_nothing(number: int) -> None:
     mark = f"interrupted{number}"
     program = (
-        "import sys, gpunode.fleet.collector as c\n"
+        "import sys, gpunode.fleet.asking as c\n"
         f"c.program_text = lambda _: {HANGING.replace('hanging', mark)!r}\n"
         "from gpunode.fleet import collect, local_target\n"
         "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"

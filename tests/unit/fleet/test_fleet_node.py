@@ -110,7 +110,7 @@ class Following:
 
 @pytest.fixture(autouse=True)
 def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunode.fleet.collector.program_text", lambda _: BUNDLE)
+    monkeypatch.setattr("gpunode.fleet.asking.program_text", lambda _: BUNDLE)
 
 
 def collected(following: Following) -> Collected:

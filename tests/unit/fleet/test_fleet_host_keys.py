@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.fleet.known_hosts import KnownKey, find, fingerprint, lookup_name
+from gpunode.fleet.host_keys import KnownKey, find, fingerprint, lookup_name
 from gpunode.fleet.session import NodeFailure
 
 BLOB = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + b"k" * 32).decode()
@@ -108,7 +108,7 @@ def test_what_ssh_keygen_cannot_answer_refuses_the_node(tmp_path: Path, monkeypa
     file = tmp_path / "known_hosts"
     file.write_text(f"gpu1 ssh-ed25519 {BLOB}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("gpunode.fleet.known_hosts._TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpunode.fleet.host_keys._TIMEOUT_S", 1.0)
     for body, words in (
         ("echo no; exit 1", "ssh-keygen: exit code 1$"),
         ("echo no; echo key", "ssh-keygen: exit code 0$"),
