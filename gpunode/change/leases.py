@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.fleet import Target
 from gpunode.fleet.asking import Turn, ask_each
 from gpunode.onnode import program_text
-from gpunode.probe.answer import redacted
+from gpunode.probe.bundle import redacted
 from gpunode.text import one_line
 
 WHAT = "the program of the lease"

@@ -11,7 +11,7 @@ from gpunode.checks.measurements import judged, shape_of
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.limits import Where
 from gpunode.fabric.model import CollectiveRates, RankConnections, RankView
-from gpunode.fabric.preflight import finding
+from gpunode.fabric.preflight import active_ports, finding
 from gpunode.facts import NodeFacts
 from gpunode.names import fold
 from gpunode.text import counted, number_ranges, one_line
@@ -120,16 +120,6 @@ def _entered(ranks: int, node_of: Callable[[int], str], connections: RankConnect
 
 def _is_network(connections: RankConnections, way: int) -> bool:
     return way < len(connections.ways) and connections.ways[way].startswith("NET/")
-
-
-def active_ports(node: NodeFacts | None) -> dict[str, list[float]]:
-    """Return the rates in Gbit/s of a node's active RDMA ports by device; 0 for an unknown rate."""
-    rates: dict[str, list[float]] = {}
-    for device in (node.infiniband if node is not None else None) or ():
-        for port in device.ports:
-            if port.state == "ACTIVE":
-                rates.setdefault(device.name, []).append(port.rate_gbit_per_s or 0.0)
-    return rates
 
 
 def nic_gb_per_s(node: NodeFacts) -> float | None:

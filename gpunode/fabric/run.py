@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from gpunode.checks import Finding, Status
-from gpunode.fabric import ports as ports_
+from gpunode.fabric import preflight
 from gpunode.fabric.model import Hello, PortMeasurement, Reached
-from gpunode.fabric.ports import PortPair
 from gpunode.fabric.preflight import (
     Meeting,
+    PortPair,
     Ready,
     all_ports,
     chosen_addresses,
@@ -126,8 +126,8 @@ class FabricRun:
         self._ready: SharedStep[Ready] = SharedStep(names)
         self._dialed: SharedStep[dict[str, Reached]] = SharedStep(names)
         self._ended: SharedStep[None] = SharedStep(names)
-        self._served = [SharedStep[dict[str, list[int]]](names) for _ in range(ports_.ROUNDS)]
-        self._tried = [SharedStep[None](names) for _ in range(ports_.ROUNDS)]
+        self._served = [SharedStep[dict[str, list[int]]](names) for _ in range(preflight.PORT_ROUNDS)]
+        self._tried = [SharedStep[None](names) for _ in range(preflight.PORT_ROUNDS)]
         self._facts: dict[str, NodeFacts] = {}
         self._rounds: list[dict[str, tuple[str, tuple[str, ...]]]] | None = None
         self._ports: list[tuple[PortPair, PortMeasurement]] = []
@@ -297,7 +297,7 @@ class FabricRun:
                     rows = [
                         [device, self._gid(name, device), known[server][device]]
                         for device in devices_of
-                        if len(known[server].get(device, ())) == len(ports_.PROGRAMS)
+                        if len(known[server].get(device, ())) == len(preflight.PORT_PROGRAMS)
                     ]
                     partner = {"host": meeting.addresses[server].address, "devices": rows}
                     for device, answer in _pairs(lines, {"measure": partner}):
@@ -321,9 +321,9 @@ class FabricRun:
                 able = {
                     name: self._facts[name]
                     for name in meeting.addresses
-                    if name in self._facts and set(nodes[name].hello.programs) >= set(ports_.PROGRAMS)
+                    if name in self._facts and set(nodes[name].hello.programs) >= set(preflight.PORT_PROGRAMS)
                 }
-                self._rounds = ports_.plan(able)
+                self._rounds = preflight.port_plan(able)
             return self._rounds
 
     def _gid(self, name: str, device: str) -> int | None:
@@ -413,7 +413,7 @@ class FabricRun:
         """Return the result, after all members."""
         records = {first: output.records for first, output in self._outputs.items()}
         self.result.records = joined(records, self._failures)
-        for name, outcome in ports_.findings_of(self._ports, self._errors, self._facts):
+        for name, outcome in preflight.port_findings(self._ports, self._errors, self._facts):
             self.add(name, outcome)
         self.result.seconds = round(time.monotonic() - self._started, 1)
         return self.result

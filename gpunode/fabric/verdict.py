@@ -13,7 +13,7 @@ from gpunode.checks.measurements import judged, shape_of
 from gpunode.expectations import Figure, Shape
 from gpunode.fabric import nccl_view
 from gpunode.fabric.model import CollectiveRates, FabricValues, SuspectValues
-from gpunode.fabric.preflight import finding
+from gpunode.fabric.preflight import active_ports, finding
 from gpunode.facts import NodeFacts
 from gpunode.judging.report import CollectiveReport, FabricReport
 from gpunode.names import fold
@@ -291,7 +291,7 @@ def _collective(
         for node, outcome in nccl_view.view_findings(rates.views, run.node_of, run.facts, rates.connections):
             verdict.add([node], outcome)
         known = [run.facts[node] for node in nodes if node in run.facts]
-        if not rates.views and "socket" in rates.kinds and any(map(nccl_view.active_ports, known)):
+        if not rates.views and "socket" in rates.kinds and any(map(active_ports, known)):
             text = "NCCL falls back to TCP (NET/Socket), and the nodes have active RDMA ports"
             remedy = nccl_view.REMEDIES["nodes.transport"]
             verdict.add(nodes, finding("nodes.transport", Status.FAIL, "node", text, remedy))

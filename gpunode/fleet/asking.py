@@ -16,7 +16,7 @@ from gpunode.fleet.session import NodeFailure, converse, probe_arguments
 from gpunode.fleet.targets import Target
 from gpunode.onnode import program_text
 from gpunode.probe import Answer, Collected
-from gpunode.probe.answer import redacted
+from gpunode.probe.bundle import redacted
 from gpunode.text import one_line
 
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from gpunode.fleet.asking import Turn
 from gpunode.fleet.connection import Gateways
 from gpunode.fleet.session import Session, begin
 from gpunode.onnode import program_text
-from gpunode.probe.answer import redacted
+from gpunode.probe.bundle import redacted
 from gpunode.text import last_line, now
 from gpunode.top.model import BEAT_S, NodeModel, TopDocument
 from gpunode.top.samples import GPU_FIELDS

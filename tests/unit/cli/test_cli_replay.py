@@ -89,7 +89,7 @@ def test_a_bundle_that_costs_too_much_to_read_is_left_out(
             return re.fullmatch(r"(a+)+b", "a" * 60) if kind == "time" else bytes(1 << 30)  # type: ignore[return-value]
         return real(text, where)
 
-    monkeypatch.setattr("gpunode.probe.answer.Bundle.from_json", costly)
+    monkeypatch.setattr("gpunode.probe.bundle.Bundle.from_json", costly)
     monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for name in ("a", "b", "c"):
         write_bundle(tmp_path / f"{name}.json")
@@ -108,7 +108,7 @@ def test_the_verbs_go_on_without_it(
     def costly(text: bytes, where: str, records: object) -> Bundle:
         return bytes(1 << 30) if where.endswith("b.json") else real(text, where)  # type: ignore[return-value]
 
-    monkeypatch.setattr("gpunode.probe.answer.Bundle.from_json", costly)
+    monkeypatch.setattr("gpunode.probe.bundle.Bundle.from_json", costly)
     monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(memory_mib=200))
     for name in ("a", "b", "c"):
         write_bundle(tmp_path / f"{name}.json")

@@ -16,7 +16,7 @@ from gpunode.isolation import AnswerLimits
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest
 from gpunode.probe import Answer, Bundle, Collected
-from gpunode.probe.answer import PLACEHOLDER
+from gpunode.probe.bundle import PLACEHOLDER
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 

@@ -17,7 +17,7 @@ from test_fabric_run import LocalTransport, _on_loopback
 
 from gpunode.checks import Status
 from gpunode.fabric.model import PortMeasurement
-from gpunode.fabric.ports import ROUNDS, PortPair, findings_of, plan
+from gpunode.fabric.preflight import PORT_ROUNDS, PortPair, port_findings, port_plan
 from gpunode.fabric.run import FabricRequest, FabricRun
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.onnode import fabric as node_program
@@ -63,8 +63,8 @@ def node() -> NodeFacts:
 
 
 def test_each_node_has_two_partners(node: NodeFacts) -> None:
-    rounds = plan({f"n{number}": node for number in range(5)})
-    assert len(rounds) == ROUNDS
+    rounds = port_plan({f"n{number}": node for number in range(5)})
+    assert len(rounds) == PORT_ROUNDS
     met: dict[str, set[str]] = {}
     for pairs in rounds:
         for server, (client, devices) in pairs.items():
@@ -72,15 +72,15 @@ def test_each_node_has_two_partners(node: NodeFacts) -> None:
             met.setdefault(server, set()).add(client)
             met.setdefault(client, set()).add(server)
     assert all(len(others) >= 1 for others in met.values())
-    assert plan({"n0": node}) == []
-    assert plan({"n0": node.model_copy(update={"infiniband": ()}), "n1": node}) == []
+    assert port_plan({"n0": node}) == []
+    assert port_plan({"n0": node.model_copy(update={"infiniband": ()}), "n1": node}) == []
 
 
 def verdict(node: NodeFacts, rates: dict[tuple[str, str], float], size: int = 4, **more: Any) -> dict[str, list[Any]]:
     """What is found of nodes; ``rates`` by node and device are what its port reaches at most."""
     nodes = {f"n{number}": node for number in range(size)}
     measured = []
-    for pairs in plan(nodes):
+    for pairs in port_plan(nodes):
         for server, (client, devices) in pairs.items():
             for device in devices:
                 rate = min(rates.get((name, device), 392.0) for name in (server, client))
@@ -89,7 +89,7 @@ def verdict(node: NodeFacts, rates: dict[tuple[str, str], float], size: int = 4,
                 )
                 measured.append((PortPair(server, client, device), measurement))
     named: dict[str, list[Any]] = {}
-    for name, finding in findings_of(measured, more.get("counters", {}), nodes):
+    for name, finding in port_findings(measured, more.get("counters", {}), nodes):
         if finding.status is not Status.PASS:
             named.setdefault(name, []).append((finding.check, finding.status, finding.component))
     return named
