@@ -208,7 +208,7 @@ def _helm_values(document: Plan, options: PlanOptions, catalog: Catalog) -> int:
 
 
 def _diff(options: PlanOptions) -> int:
-    from gpunode.stack.differences import differences  # noqa: PLC0415 (only needed here)
+    from gpunode.stack.plan import differences  # noqa: PLC0415 (only needed here)
 
     excluded = {
         "-i": options.inventories,
@@ -233,7 +233,7 @@ def _diff(options: PlanOptions) -> int:
 
 def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> int:
     from gpunode.report.plan import explanation_text as explained  # noqa: PLC0415 (only needed here)
-    from gpunode.stack.explain import explain_rule  # noqa: PLC0415 (the same)
+    from gpunode.stack.resolve import explain_rule  # noqa: PLC0415 (the same)
 
     if options.inventories or options.replay:
         raise UsageError("--explain answers for a hypothetical node: describe it with --gpu or --platform and --os")

@@ -11,7 +11,7 @@ import yaml
 from gpunode.errors import UsageError
 from gpunode.fleet.inventory import Inventory, read
 from gpunode.stack import LOCK_NAME, Plan, Stack, lock_document
-from gpunode.stack.inert import FREE_TEXT, refuse_templates
+from gpunode.stack.drift import FREE_TEXT, refuse_templates
 from gpunode.variables import refuse_unknown, refuse_wrong_values
 from gpunode.whole import exists, write_whole
 from gpunode.yaml_file import load_bounded

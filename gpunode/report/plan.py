@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gpunode.stack import Conflict, Plan, PlanGroup, Stack
-from gpunode.stack.explain import Explanation
 from gpunode.stack.model import Library, Service
+from gpunode.stack.resolve import Explanation
 from gpunode.text import all_printable, counted, listed, printable_json
 
 PIPE_WIDTH = 160

@@ -8,16 +8,22 @@ from gpunode.stack.plan import Plan, PlanGroup, PlanHost, plan
 from gpunode.stack.resolve import resolve
 
 if TYPE_CHECKING:
-    from gpunode.stack.picture import picture_from_facts, undetermined
-    from gpunode.stack.profile import TOGETHER, driver_names, installed_closure, releases_from
+    from gpunode.stack.picture import (
+        TOGETHER,
+        driver_names,
+        installed_closure,
+        picture_from_facts,
+        releases_from,
+        undetermined,
+    )
 
 _OF_MACHINES = {
-    "picture_from_facts": "picture",
-    "undetermined": "picture",
-    "TOGETHER": "profile",
-    "driver_names": "profile",
-    "installed_closure": "profile",
-    "releases_from": "profile",
+    "TOGETHER",
+    "driver_names",
+    "installed_closure",
+    "picture_from_facts",
+    "releases_from",
+    "undetermined",
 }
 """Names that need the facts of a machine; imported on first use, because a hypothetical node needs none of them."""
 
@@ -27,7 +33,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 (only needed here)
 
-    return getattr(import_module(f"{__name__}.{_OF_MACHINES[name]}"), name)
+    return getattr(import_module("gpunode.stack.picture"), name)
 
 
 __all__ = [

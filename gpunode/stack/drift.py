@@ -1,6 +1,7 @@
 """The lock, and the drift of a node: the locked stack, the installed driver, and the stack of today's catalog."""
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -11,15 +12,20 @@ from pydantic import ValidationError
 from gpunode.catalog import Catalog
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
-from gpunode.stack.inert import refuse_templates
 from gpunode.stack.model import Installed, NodePicture, Origin, Request, Stack, StackModel
 from gpunode.stack.question import number
 from gpunode.stack.resolve import resolve
 
 LOCK_NAME = "gpunode_stack"
 """The variable that a lock sets, and the stem of its file."""
-
 State = Literal["in-step", "not-installed", "differs-from-lock", "newer-available"]
+FREE_TEXT = "text"
+"""Reasons and warnings quote facts of the node; only people read them."""
+NODE_WORDS = frozenset({"kernel", "remove", "driver.version"})
+"""Fields with text from a node; the others come from the catalog or the command line."""
+_NODE_WORD = re.compile(r"[\w.+~:^-]{0,255}", re.ASCII)
+_CATALOG_WORD = re.compile(r"[\w.+~:^*/, ()\[\]-]{0,255}", re.ASCII)
+_SHOWN = 60
 
 
 class Drift(StackModel):
@@ -179,3 +185,35 @@ def read_lock(document: Mapping[str, Any] | None, where: str) -> Stack | None:
             f"{where}: {LOCK_NAME} is not a valid stack: {field}: {why}; "
             "remove this lock, then run gpunode plan --write"
         ) from None
+
+
+def refuse_templates(document: dict[str, Any], name: str) -> None:
+    """Raise UsageError for the first string of a stack with characters that are not allowed, and for a brace anywhere.
+
+    Ansible evaluates templates in variable files, and a stack contains answers of nodes. The parsers refuse these too;
+    this check does not rely on them.
+    """
+    for path, text in _strings(document):
+        field = ".".join(part for part in path if not part.isdigit())
+        if path[-1] == FREE_TEXT:
+            harmless = "{" not in text and "}" not in text
+        else:
+            harmless = (_NODE_WORD if field in NODE_WORDS else _CATALOG_WORD).fullmatch(text) is not None
+        if not harmless:
+            shown = "".join(char if char.isprintable() else "?" for char in text[:_SHOWN])
+            raise UsageError(
+                f"{name}: {'.'.join(path)} is '{shown}', which is not allowed in a lock, because Ansible would "
+                "evaluate it as a template; check the node that reports it"
+            )
+
+
+def _strings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield (*path, "key"), key
+            yield from _strings(item, (*path, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _strings(item, (*path, str(number)))

@@ -8,7 +8,7 @@ from gpunode.catalog import Framework, Toolkit
 from gpunode.stack.model import Frameworks, Library, PackageChoice
 from gpunode.stack.naming import choices, package_set
 from gpunode.stack.question import number
-from gpunode.stack.rules import CandidateCase, Choice, Objection, refuse, rules
+from gpunode.stack.rules import CandidateCase, Choice, Objection, refuse, rules, warn
 
 
 @rules.decides(
@@ -158,6 +158,40 @@ def _nccl(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
         why = f"newest known build for CUDA {toolkit_row.major}, with a version ending in +cuda{build}"
         return Choice("nccl", Library(version=row.id, packages=tuple(p.name for p in packages)), why, packages)
     return Choice("nccl", None, f"no NCCL build for CUDA {toolkit_row.major} runs on every GPU of the node")
+
+
+@rules.judges(
+    "R20-framework",
+    means="A framework's wheel runs where the driver reaches the floor of its CUDA and the GPU is in its list of "
+    "compute capabilities",
+    facts="frameworks, wheels",
+)
+def framework_requested(case: CandidateCase) -> Iterator[Objection]:
+    """Refuse a driver or GPUs that no published wheel of the requested framework supports."""
+    row = case.question.framework
+    if row is None:
+        return
+    name = f"{row.name} {row.version}"
+    if row.released is None and row.planned is not None:
+        yield refuse(f"{name} is not released; it is planned for {row.planned}")
+    elif not row.builds:
+        yield warn(f"the CUDA builds of {name} are not in the catalog: not evaluated")
+    elif row.name == "pytorch" and not _wheels_known(case, row.version):
+        text = f"the GPUs supported by the wheels of {name} for {case.candidate.arch} are not in the catalog"
+        yield warn(f"{text}: whether one runs here was not decided")
+    elif not framework_builds(case, row) and (experimental := framework_builds(case, row, row.experimental)):
+        yield warn(f"only wheels of {name} for CUDA {', '.join(experimental)} run here, which are experimental")
+    elif not framework_builds(case, row):
+        on = ", ".join(dict.fromkeys(f"compute capability {gpu.compute_capability}" for gpu in case.models))
+        yield refuse(
+            f"no wheel of {name} (CUDA {', '.join(row.builds)}) runs on driver {case.candidate.version}, "
+            f"{case.candidate.arch}{f' and {on}' if on else ''}"
+        )
+
+
+def _wheels_known(case: CandidateCase, version: str) -> bool:
+    rows = case.question.catalog.wheels.values()
+    return any(row.arch == case.candidate.arch and covers(row.since, row.until, version) for row in rows)
 
 
 @rules.decides("R20-framework", "frameworks")

@@ -1,4 +1,4 @@
-"""Conversion of the facts of a machine into the resolver's NodePicture."""
+"""The facts of a machine for the resolver and the roles: its NodePicture, and the installed packages of its driver."""
 
 import re
 from collections import Counter
@@ -9,11 +9,14 @@ from gpunode.catalog import Catalog
 from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.facts.packages import Kernel, Package
-from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
+from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture, Stack
+from gpunode.stack.naming import alternatives, is_for
 from gpunode.stack.plan import PlanHost
 
 KERNEL_IMAGE = re.compile(r"linux-image-(?!unsigned-)[a-z][a-z0-9.+-]*")
 ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
+"""Components that are upgraded with the driver in one transaction; components with versions of their own are not."""
 
 
 def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
@@ -150,3 +153,34 @@ def host_of(name: str, facts: NodeFacts, catalog: Catalog, lock: Any = None) -> 
     picture = picture_from_facts(facts, catalog)
     reason = undetermined(facts, picture)
     return PlanHost(name, None if reason else picture, reason, lock)
+
+
+def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[tuple[str, ...], ...]:
+    """Return the driver's packages in a ``variant`` of the catalog (``full``); empty if the source has none.
+
+    Each is its name, followed by the alternatives if the repository does not have it.
+    """
+    branch, system = stack.driver.branch, catalog.os(stack.os)
+    for row in catalog.packages.values():
+        fits = (
+            row.component == "driver"
+            and row.origin == stack.source
+            and row.variant == variant
+            and row.flavour in (None, stack.module.flavour)
+            and is_for(row, system, branch)
+        )
+        if fits:
+            names = (name.format(branch=branch, version=stack.driver.constraint) for name in row.names)
+            return tuple(alternatives(name) for name in names)
+    return ()
+
+
+def installed_closure(node: NodeFacts, catalog: Catalog) -> dict[str, InstalledPackage]:
+    """Return every installed package of a driver closure, of any publisher, by name."""
+    installed = picture_from_facts(node, catalog).installed
+    return {package.name: package for package in installed.closure} if installed else {}
+
+
+def releases_from(source: str, installed: dict[str, InstalledPackage]) -> dict[str, str]:
+    """Return name and release of the packages that came from ``source``."""
+    return {name: upstream_version(row.version) for name, row in installed.items() if row.origin == source}

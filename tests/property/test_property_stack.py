@@ -17,8 +17,8 @@ from grid import EARLIER, TODAY, Asked, Grid, asked
 from gpunode.catalog import load
 from gpunode.stack import Conflict, Stack, resolve
 from gpunode.stack.assemble import assemble
-from gpunode.stack.conflict import first_case
 from gpunode.stack.question import Question, restrict, terms
+from gpunode.stack.resolve import first_case
 from gpunode.stack.rules import rules
 
 ONE_IN = int(os.environ.get("GPUNODE_GRID_ONE_IN", "300" if EVERYTHING else "900"))

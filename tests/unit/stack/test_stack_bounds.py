@@ -14,9 +14,8 @@ from gpunode.catalog.read import read
 from gpunode.cli.plan import exit_code
 from gpunode.errors import Exit
 from gpunode.stack import Conflict, NodePicture, Plan, Stack, resolve, undetermined
-from gpunode.stack.bounds import ROWS
 from gpunode.stack.plan import PlanGroup
-from gpunode.stack.rules import rules
+from gpunode.stack.rules import ROWS, rules
 
 Settings = dict[str, Any]
 WITHOUT_BOUND = {"R09", "R11", "R12", "R13", "R16", "R17", "R18", "R19", "R20", "R21", "R25", "R26"}

@@ -20,9 +20,9 @@ from stack_samples import CATALOG, TODAY, group
 from gpunode.stack import NodePicture, Request, Stack, resolve
 from gpunode.stack.assemble import assemble
 from gpunode.stack.candidates import candidates
-from gpunode.stack.conflict import first_case
 from gpunode.stack.model import Conflict
 from gpunode.stack.question import Question
+from gpunode.stack.resolve import first_case
 from gpunode.stack.rules import CandidateCase, rules
 
 ROWS = [

@@ -7,7 +7,7 @@ import pytest
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.stack import Conflict, GpuGroup, NodePicture, Request, Stack, resolve
-from gpunode.stack.explain import explain_rule, meaning, rule_id
+from gpunode.stack.resolve import explain_rule, meaning, rule_id
 
 CATALOG = load()
 DAY = date(2026, 11, 22)
