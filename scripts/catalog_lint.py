@@ -14,8 +14,7 @@ from typing import Any
 from packaging.version import Version as Number
 
 from gpunode.catalog import Catalog, lint
-from gpunode.catalog.hardware import ExpectedFigure, Gpu, Pcie
-from gpunode.catalog.limits import nvlink_gb_per_s, pcie_gb_per_s, tensor_tflops
+from gpunode.catalog.hardware import ExpectedFigure, Gpu, Pcie, nvlink_gb_per_s, pcie_gb_per_s, tensor_tflops
 from gpunode.catalog.lint import Found, Rows
 from gpunode.catalog.read import Key, Problem, read
 from gpunode.catalog.rows import Row, first_day, last_day

@@ -13,8 +13,7 @@ from gpunode.catalog import hardware, open_modules, origins, pci_ids, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, normal, similar
 from gpunode.catalog.pci_ids import texts
 from gpunode.catalog.read import Document, Problem, dotted, location_of, read, section
-from gpunode.catalog.rows import Source, first_day
-from gpunode.catalog.typed import no_such, typed_row
+from gpunode.catalog.rows import Source, first_day, no_such, typed_row
 from gpunode.errors import UsageError
 
 FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {

@@ -12,8 +12,8 @@ from typing import Any
 from gpunode.catalog.catalog import MODELS, Catalog
 from gpunode.catalog.gpus import normal
 from gpunode.catalog.read import Document, Key, Problem, dotted, location_of
+from gpunode.catalog.rows import no_such
 from gpunode.catalog.software import PackageSet, Pinning
-from gpunode.catalog.typed import no_such
 from gpunode.text import suggestion
 
 Found = Iterator[tuple[Key, str] | tuple[Key, str, tuple[Key, ...]]]

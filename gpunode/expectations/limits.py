@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.catalog import Catalog, Gpu, Platform, limits
+from gpunode.catalog import Catalog, Gpu, Platform, hardware
 from gpunode.facts.models.measured import GEMM_TYPES
 
 Metric = str
@@ -185,7 +185,7 @@ def _pcie(shape: Shape, gpu: int) -> PhysicalLimit | None:
         return None
     of_model = (row.pcie.gen, row.pcie.width) if row is not None and row.pcie is not None else (None, None)
     gen, width = shape.pcie.get(gpu, of_model)
-    rate = limits.pcie_payload_gb_per_s(gen, width)
+    rate = hardware.pcie_payload_gb_per_s(gen, width)
     if rate is None:
         return None
     seen = gpu in shape.pcie
@@ -201,7 +201,7 @@ def _peer(shape: Shape, first: int, second: int) -> PhysicalLimit | None:
         ends = [limit for gpu in (first, second) if (limit := _pcie(shape, gpu)) is not None]
         return min(ends, key=lambda limit: limit.value, default=None)
     return PhysicalLimit(
-        limits.nvlink_gb_per_s(shape.gpu.nvlink, links),
+        hardware.nvlink_gb_per_s(shape.gpu.nvlink, links),
         "nvswitch" if shape.nvswitch else "nvlink",
         f"{links} NVLinks of generation {shape.gpu.nvlink.gen}",
         shape.gpu.sure("nvlink"),
@@ -219,7 +219,7 @@ def _memory(shape: Shape) -> PhysicalLimit | None:
 
 def _tensor(shape: Shape, dtype: str, clock_mhz: float | None) -> PhysicalLimit | None:
     gpu = shape.gpu
-    peak = None if gpu is None else limits.tensor_tflops(gpu, dtype)
+    peak = None if gpu is None else hardware.tensor_tflops(gpu, dtype)
     if gpu is None or gpu.tflops is None or peak is None:
         return None
     rated = gpu.tflops.clock_mhz or gpu.sm_clock_mhz
@@ -243,7 +243,7 @@ def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
     gpu = shape.gpu
     if shape.ring_of_nvlinks and gpu is not None and gpu.nvlink is not None:
         path: Path = "nvswitch" if shape.nvswitch else "nvlink"
-        rate = limits.nvlink_gb_per_s(gpu.nvlink, _used_links(shape))
+        rate = hardware.nvlink_gb_per_s(gpu.nvlink, _used_links(shape))
         return PhysicalLimit(rate, path, f"NVLinks of {gpu.name}, as a ring uses them", gpu.sure("nvlink"))
     if shape.ring_of_nvlinks is None:
         return None

@@ -11,7 +11,7 @@ from enum import IntEnum
 from statistics import fmean, median
 from typing import Any
 
-from gpunode.catalog.limits import pcie_gb_per_s
+from gpunode.catalog.hardware import pcie_gb_per_s
 from gpunode.checks.thermal import STUCK_MEMORY, STUCK_POWER, STUCK_USED
 from gpunode.text import one_line
 

@@ -19,7 +19,7 @@ import pytest
 from bundles import apply
 from mutant import Mutant
 
-from gpunode.catalog import Catalog, Row, load, loading
+from gpunode.catalog import Catalog, Row, load
 from gpunode.catalog.read import read
 from gpunode.checks import Finding, Status, gpus, nvlink, registry
 from gpunode.facts import facts_from_bundle
@@ -82,7 +82,7 @@ def doubtful(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "unsure.yml"
     path.write_text(json.dumps(overlay(request.param)), encoding="utf-8")
     doubted = Catalog([read(path)])
-    monkeypatch.setattr(loading, "_load", lambda stamped: doubted)  # noqa: ARG005
+    monkeypatch.setattr("gpunode.catalog._load", lambda stamped: doubted)  # noqa: ARG005
     for cached in (gpus.match_of, gpus.match_of_name):
         cached.cache_clear()
     yield

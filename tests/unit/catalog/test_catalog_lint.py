@@ -12,7 +12,7 @@ from gpunode.catalog import lint as shipped
 from gpunode.catalog import load
 from gpunode.catalog.catalog import MODELS, Catalog
 from gpunode.catalog.read import read
-from gpunode.catalog.typed import typed_row
+from gpunode.catalog.rows import typed_row
 from gpunode.errors import Exit, UsageError
 
 NEW_GPU = """
