@@ -11,7 +11,7 @@ from gpunode.facts.disks import FileSystem
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.settings import EnvironmentSetting
 from gpunode.text import counted, is_whole, listed
-from gpunode.tuning.nccl_names import debugs
+from gpunode.tuning.network import debugs
 
 GUIDES = "training guides: node sizes"
 FULL_SOURCE = "imbue cluster-health, health_checks.py"

@@ -19,7 +19,7 @@ from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import around, completed
 from gpunode.provisioning.transaction import Transaction
 from gpunode.tuning import Setting, nccl_conf, node_shell, tune, tune_node
-from gpunode.tuning.nccl_names import debugs
+from gpunode.tuning.network import debugs
 
 NCCL = "/etc/nccl.conf"
 PROFILE = "/etc/profile.d/gpunode-ml.sh"

@@ -2,12 +2,21 @@
 side effects."""
 
 from gpunode.tuning.containers import GPU_ARGUMENTS
-from gpunode.tuning.model import LeftAlone, NodeSlice, NodeTuning, Setting, Tuning, Tunings
-from gpunode.tuning.payload import payload_settings
-from gpunode.tuning.profiles import PROFILES, Profile
-from gpunode.tuning.render import docker_args, env_file, nccl_conf, node_shell, shell, systemd
+from gpunode.tuning.model import PROFILES, LeftAlone, NodeSlice, NodeTuning, Profile, Setting, Tuning, Tunings
 from gpunode.tuning.slices import GpuRequest, SliceRefusedError, slice_of
-from gpunode.tuning.tune import WORKLOADS, Workload, tune, tune_node
+from gpunode.tuning.tune import (
+    WORKLOADS,
+    Workload,
+    docker_args,
+    env_file,
+    nccl_conf,
+    node_shell,
+    payload_settings,
+    shell,
+    systemd,
+    tune,
+    tune_node,
+)
 
 __all__ = [
     "GPU_ARGUMENTS",

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from gpunode.facts import NodeFacts
-from gpunode.tuning.model import LeftAlone, Setting
-from gpunode.tuning.profiles import Traits
+from gpunode.tuning.model import LeftAlone, Setting, Traits
 
 KERNEL_VM = "Linux documentation: admin-guide/sysctl/vm.rst"
 KERNEL_IOMMU = "Linux documentation: admin-guide/kernel-parameters.txt"

@@ -7,8 +7,7 @@ from packaging.version import InvalidVersion, Version
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import TorchValues, values_of
 from gpunode.onnode.launcher import threads_per_rank
-from gpunode.tuning.model import LeftAlone, Setting
-from gpunode.tuning.profiles import Traits
+from gpunode.tuning.model import LeftAlone, Setting, Traits
 
 THREADS = {"OMP_NUM_THREADS": "torchrun would set 1", "MKL_NUM_THREADS": "same as OMP_NUM_THREADS"}
 """Variables, and the end of their reason."""

@@ -1,4 +1,4 @@
-"""Network settings of GPUs on several nodes, derived from the node's own network cards."""
+"""Network settings of GPUs on several nodes, derived from the node's own network cards; NCCL's kinds of variables."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,28 @@ _OF_CONTAINERS = re.compile(
     r"tun|tap|wg|tailscale|zt"
 )
 """Bridges and tunnels of container engines, hypervisors and VPNs: other nodes have the same addresses on them."""
+NCCL_SYSTEM = frozenset(
+    f"NCCL_{name}"
+    for name in (
+        *("SOCKET_IFNAME", "SOCKET_FAMILY", "SOCKET_MAGIC", "SOCKET_RETRY_CNT", "SOCKET_RETRY_SLEEP_MSEC"),
+        *("SOCKET_POLL_TIMEOUT_MSEC", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD", "CROSS_NIC"),
+        *("IB_HCA", "IB_TIMEOUT", "IB_RETRY_CNT", "IB_GID_INDEX", "IB_ADDR_FAMILY", "IB_ADDR_RANGE"),
+        *("IB_ROCE_VERSION_NUM", "IB_SL", "IB_TC", "IB_FIFO_TC", "IB_RETURN_ASYNC_EVENTS"),
+        *("OOB_NET_ENABLE", "OOB_NET_IFNAME", "UID_STAGGER_THRESHOLD", "UID_STAGGER_RATE"),
+        *("NET", "NET_PLUGIN", "TUNER_PLUGIN", "PROFILER_PLUGIN", "ENV_PLUGIN", "IGNORE_CPU_AFFINITY", "CONF_FILE"),
+        *("COLLNET_ENABLE", "COLLNET_NODE_THRESHOLD", "CTA_POLICY", "NETDEVS_POLICY", "MULTI_RANK_GPU_ENABLE"),
+        *("TOPO_FILE", "TOPO_DUMP_FILE", "SET_THREAD_NAME"),
+        *("DEBUG_FILE", "DEBUG_SUBSYS", "DEBUG_TIMESTAMP_FORMAT", "DEBUG_TIMESTAMP_LEVELS"),
+    )
+)
+"""Variables of NVIDIA's kind "description of a system". Those that are not in it count as debugging: they are not to be
+kept in production.
+
+Source: env.rst of NCCL 2.30.7 (sources.yml, nccl_env), section "System configuration", which also has those that set
+where and how NCCL logs.
+"""
+NCCL_QUIET = ("VERSION", "WARN")
+"""Values of NCCL_DEBUG that may stay: INFO floods every job's log."""
 
 
 def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
@@ -254,3 +276,10 @@ def devices(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlon
         )
     else:
         yield LeftAlone(name="--network host", reason="needed by training over several nodes only (--multi-node)")
+
+
+def debugs(name: str, value: str) -> bool:
+    """Return whether a variable of NCCL is for debugging, so that it must not be set for all users."""
+    if name == "NCCL_DEBUG":
+        return value.strip().upper() not in NCCL_QUIET
+    return name.startswith("NCCL_") and name not in NCCL_SYSTEM

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.tuning.nccl_names import SYSTEM, debugs
+from gpunode.tuning.network import NCCL_SYSTEM, debugs
 
 DOCUMENTED = """
 NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_SOCKET_MAGIC NCCL_SOCKET_RETRY_CNT NCCL_SOCKET_RETRY_SLEEP_MSEC
@@ -18,6 +18,6 @@ def test_a_variable_of_the_system_is_not_for_debugging(name: str) -> None:
 
 
 def test_the_section_is_whole() -> None:
-    assert len(SYSTEM | {"NCCL_DEBUG"}) == 44
+    assert len(NCCL_SYSTEM | {"NCCL_DEBUG"}) == 44
     assert debugs("NCCL_DEBUG", "INFO")
     assert debugs("NCCL_PROTO", "Simple")
