@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gpunode.change import leases
+from gpunode.change.adapters import CommandScheduler
 from gpunode.change.journal import Journal, runs
 from gpunode.change.run import RunLimits
-from gpunode.change.scheduler import CommandScheduler
 from gpunode.checks import RunningStack
 from gpunode.cli import run
 from gpunode.fleet import Target

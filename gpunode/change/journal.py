@@ -1,18 +1,24 @@
-"""TODO"""
+"""The journal of a change on the controller, and the states of a node during it.
 
-from dataclasses import dataclass
-from enum import StrEnum
+The states are data: what leads from one to the next, how long, and how to take it back. What is to be done is on the
+disk before it is done: one file per run, written as a whole. ``intent`` of a node names the act that began and is not
+known to have ended: the same command begins with it again, and each act may be repeated.
+"""
+
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
+
 from pydantic import Field, ValidationError
+
 from gpunode.errors import UndeterminedError
 from gpunode.frozen import Frozen, FrozenByName, invalid_field
 from gpunode.text import now
 from gpunode.whole import make_private_folder, whole_file
-
 
 FILE = "journal.json"
 

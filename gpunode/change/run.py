@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpunode.change.journal import Journal, NodeRecord
+from gpunode.change.journal import ACTS, FINAL, IN_CHANGE, ChangeState, Journal, NodeRecord
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
-from gpunode.change.states import ACTS, FINAL, IN_CHANGE, ChangeState
 from gpunode.text import listed
 
 Records = Mapping[str, NodeRecord]

@@ -157,9 +157,8 @@ def change(goal: "ChangeGoal", values: dict[str, Any]) -> int:
     ``values``: of the options that every change has, by their names.
     """
     with loading():
-        from gpunode.upgrade.command import ChangeCommand, ChangeOptions  # noqa: PLC0415 (slow to load)
+        from gpunode.upgrade.command import ChangeCommand, ChangeOptions, wave_sizes  # noqa: PLC0415 (slow to load)
         from gpunode.upgrade.runs import in_progress  # noqa: PLC0415 (the same)
-        from gpunode.upgrade.waves import wave_sizes  # noqa: PLC0415 (the same)
 
     output = ChangeOutput(**{field.name: values.pop(field.name) for field in fields(ChangeOutput)})
     options = ChangeOptions(**{**values, "waves": wave_sizes(values["waves"])})

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from gpunode.change.journal import NodeRecord, RunRecord
-from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
+from gpunode.change.journal import FINAL, OUT_OF_SERVICE, ChangeState, NodeRecord, RunRecord
 from gpunode.names import fold
 from gpunode.stack import Plan
 from gpunode.text import counted, listed, moment

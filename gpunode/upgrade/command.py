@@ -1,5 +1,6 @@
 """One command that changes a fleet: its options and its goal as plain values, and the runs that belong to it."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,25 @@ from gpunode.fleet.playbook import option_words
 from gpunode.names import fold
 from gpunode.stack import Request
 from gpunode.upgrade.runs import ROLLBACK, one_at_a_time, run_to_take_back, runs_folder
-from gpunode.upgrade.waves import NO_PART
 from gpunode.variables import refuse_extra_variables
 from gpunode.whole import exists, write_whole
 
 PAUSE, ABORT = "pause", "abort"
 """Files in a run's folder: the run stops before its next wave, and with the second one is finished then."""
+AT_TARGET, NO_PART = "already at ", "no part of "
+"""Begin of the reasons of nodes that have nothing to change."""
+SHARE = re.compile(r"(\d{1,3})%")
+"""The size of a wave as a share of all nodes."""
+
+
+def wave_sizes(text: str) -> list[str]:
+    """Return the sizes of waves: numbers, and shares of all nodes. Raises UsageError."""
+    sizes = [size.strip() for size in text.split(",")]
+    for size in sizes:
+        share = SHARE.fullmatch(size)
+        if not (size.isdigit() and int(size) > 0) and not (share and 0 < int(share[1]) <= 100):
+            raise UsageError(f"--waves {text}: {size or 'nothing'} is not a number or a share (example: 10%,25%)")
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,7 @@ class ChangeOptions:
     canary: int
     """Nodes, or failure domains, of the first wave."""
     waves: Sequence[str]
-    """Sizes of the next waves, as ``waves.wave_sizes`` returns them."""
+    """Sizes of the next waves, as ``wave_sizes`` returns them."""
     max_failed: int
     """Failed nodes that stop no wave."""
     rollback: bool

@@ -3,36 +3,34 @@
 A run keeps the nodes as they were before their change; a node that is not proven to be as good as then is not returned.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
+
 from pydantic import ValidationError
+
 from gpunode.catalog import load
+from gpunode.change.run import Results
 from gpunode.checks import Status
+from gpunode.errors import UsageError
 from gpunode.fleet import Target, collect
 from gpunode.frozen import invalid_field
+from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, Change, compare, renumbered
 from gpunode.history.runs import SNAPSHOT, extract_snapshot
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json
+from gpunode.names import fold
 from gpunode.provisioning.running_driver import gpus_in_use
 from gpunode.stack import NodePicture, picture_from_facts, undetermined
-from gpunode.text import listed
-from gpunode.workload.options import WorkloadOptions
-from gpunode.workload.run import following
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import quote
-from gpunode.change.run import Results
-from gpunode.errors import UsageError
-from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, Change, compare, renumbered
-from gpunode.names import fold
 from gpunode.text import listed, one_line, printable
 from gpunode.whole import write_whole
-
+from gpunode.workload.options import WorkloadOptions
+from gpunode.workload.run import following
 
 LOOK = "look"
 MOST_FINDINGS = 100

@@ -17,8 +17,7 @@ from gpunode.fleet.playbook import CALLBACKS, playbook_of, run
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator
 from gpunode.names import expand
-from gpunode.upgrade.before import read_before, why_not_as_good, write_measured
-from gpunode.upgrade.looks import Connections, NodeLook, look_at
+from gpunode.upgrade.looks import Connections, NodeLook, look_at, read_before, why_not_as_good, write_measured
 
 _FAILED = re.compile(r"^gpunode: failed on (?P<names>\S+): (?P<why>.*)$", re.MULTILINE)
 

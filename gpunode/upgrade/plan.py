@@ -1,26 +1,24 @@
 """The plan of a run: which nodes of a fleet get which release, in which wave, and measured in which image."""
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from packaging.version import Version
 
 from gpunode.catalog import load
-from gpunode.change.journal import Journal, NodeRecord, RunRecord, new_token
+from gpunode.change.journal import OUT_OF_SERVICE, ChangeState, Journal, NodeRecord, RunRecord, new_token
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError, SchedulerMissingError
-from gpunode.change.states import OUT_OF_SERVICE, ChangeState
 from gpunode.errors import UsageError
 from gpunode.fleet.inventory import Inventory
 from gpunode.provisioning.node_stack import with_request
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, plan
 from gpunode.stack.plan import PlanGroup
 from gpunode.text import listed, now
-from gpunode.upgrade.command import ChangeCommand, ChangeGoal
+from gpunode.upgrade.command import AT_TARGET, NO_PART, SHARE, ChangeCommand, ChangeGoal
 from gpunode.upgrade.looks import NodeLook
 from gpunode.upgrade.runs import owner
-from gpunode.upgrade.waves import AT_TARGET, in_waves, incomplete
 from gpunode.workload.run import image_for, no_image
 
 DOMAIN = "gpunode_failure_domain"
@@ -28,6 +26,8 @@ DOMAIN = "gpunode_failure_domain"
 Held = Mapping[str, tuple[Journal, NodeRecord]]
 """Nodes that earlier runs hold, each with the latest of these runs and its record there."""
 Looks = Mapping[str, NodeLook]
+AS_THEY_SHOULD_BE = (AT_TARGET, NO_PART, Availability.FOREIGN.value)
+"""Begin of the reasons of nodes that are left out as they should be."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +165,47 @@ def image_for_releases(releases: Collection[str], architectures: Collection[str]
         why = no_image(str(by_release[oldest]), architectures, capabilities)
         raise UsageError(f"--measure: {why} (drivers {listed(sorted(releases))}): {ask}")
     return image
+
+
+def wave_numbers(nodes: int, canary: int, sizes: Sequence[str]) -> list[int]:
+    """Return the wave of each node, in their order."""
+    waves: list[int] = []
+    for wave in range(nodes):
+        left = nodes - len(waves)
+        if not left:
+            break
+        size = str(canary) if wave == 0 else sizes[min(wave, len(sizes)) - 1]
+        share = SHARE.fullmatch(size)
+        number = max(1, nodes * int(share[1]) // 100) if share else int(size)
+        waves += [wave] * min(number, left)
+    return waves
+
+
+def incomplete(chosen: Iterable[str], left_out: Mapping[str, str], domains: Mapping[str, str]) -> dict[str, str]:
+    """Return the chosen nodes with a failure domain of which another node is left out, with the reason."""
+    missing = {
+        domains[name]: name
+        for name, why in left_out.items()
+        if domains[name] and not why.startswith((AT_TARGET, NO_PART))
+    }
+    return {
+        name: f"{domains[name]}: {missing[domains[name]]} is left out" for name in chosen if domains[name] in missing
+    }
+
+
+def in_waves(
+    chosen: Mapping[str, NodeRecord], domains: Mapping[str, str], canary: int, sizes: Sequence[str]
+) -> dict[str, NodeRecord]:
+    """Return the nodes with their waves: a failure domain is in one wave, and counts as one node.
+
+    Nodes of earlier runs come first: they are out of service already.
+    """
+    units: dict[str, list[str]] = {}
+    for name in sorted(chosen, key=lambda name: chosen[name].state is ChangeState.PLANNED):
+        units.setdefault(domains[name] or f"node {name}", []).append(name)
+    waves = zip(units.values(), wave_numbers(len(units), canary, sizes), strict=True)
+    return {
+        name: chosen[name].model_copy(update={"wave": wave, "domain": domains[name]})
+        for names, wave in waves
+        for name in names
+    }

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpunode.change.journal import Journal, RunRecord, runs
+from gpunode.change.journal import FINAL, ChangeState, Journal, RunRecord, runs
 from gpunode.change.run import ChangeRun, RunLimits
-from gpunode.change.states import FINAL, ChangeState
 from gpunode.content import collection_root
 from gpunode.errors import Exit, GpunodeError, UsageError
 from gpunode.fleet import process
@@ -20,13 +19,11 @@ from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.request import JudgingRequest
 from gpunode.names import expand, fold
 from gpunode.text import last_line
-from gpunode.upgrade.before import copy_before, write_before
 from gpunode.upgrade.command import ABORT, PAUSE, ChangeCommand
-from gpunode.upgrade.looks import EXTRACTS, Connections, Progress, look_at
+from gpunode.upgrade.looks import EXTRACTS, Connections, Progress, copy_before, look_at, write_before
 from gpunode.upgrade.nodes import AnsibleNodes
-from gpunode.upgrade.plan import PlannedRun, held_nodes, image_of_run, planned
+from gpunode.upgrade.plan import AS_THEY_SHOULD_BE, PlannedRun, held_nodes, image_of_run, planned
 from gpunode.upgrade.runs import one_at_a_time, owner
-from gpunode.upgrade.waves import AS_THEY_SHOULD_BE
 from gpunode.whole import make_private_folder
 from gpunode.workload.options import WorkloadOptions
 from gpunode.workload.run import read_request

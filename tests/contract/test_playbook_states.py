@@ -1,4 +1,4 @@
-"""The playbooks alone lead a node along the same edges as ``gpunode upgrade``: gpunode.change.states."""
+"""The playbooks alone lead a node along the same edges as ``gpunode upgrade``: gpunode.change.journal."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.change.states import ACTS, PATH
+from gpunode.change.journal import ACTS, PATH
 from gpunode.provisioning.preflight import PreflightSettings
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"

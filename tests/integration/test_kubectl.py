@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from kube_api import Api, node, pod
 
-from gpunode.change.kubernetes import KubernetesScheduler
+from gpunode.change.adapters import KubernetesScheduler
 from gpunode.change.scheduler import Availability, SchedulerError
 from gpunode.fleet.process import Completed, run
 

@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "contract"))
 from bundles import apply, hgx, stdout
 from programs import beside_python
 
-from gpunode.change import scheduler
+from gpunode.change.adapters import SlurmScheduler
 from gpunode.change.scheduler import Availability, SchedulerError
 from gpunode.fleet.process import Completed
 
@@ -367,7 +367,7 @@ def test_the_adapter_of_upgrades_waits_for_a_job_and_ends_its_own_drain_only(slu
         done = slurm.call(*argv)
         return Completed(done.returncode, done.stdout, done.stderr)
 
-    adapter, drain_id = scheduler.SlurmScheduler(scontrol), "gpunode-upgrade-0123456789ab"
+    adapter, drain_id = SlurmScheduler(scontrol), "gpunode-upgrade-0123456789ab"
     slurm.node_is("healthy.json")
     assert slurm.until("IDLE")[0] == "IDLE"
     assert adapter.state(slurm.host, drain_id).service is Availability.IN_SERVICE

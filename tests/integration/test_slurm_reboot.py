@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from test_slurm import CONFIG, ROOT, Slurm, daemons, ended, free_ports, pytestmark, started  # noqa: F401 (the marks)
 
-from gpunode.change.scheduler import Availability, SchedulerError, SlurmScheduler
+from gpunode.change.adapters import SlurmScheduler
+from gpunode.change.scheduler import Availability, SchedulerError
 from gpunode.fleet.process import Completed
 
 PROGRAM = ROOT / "roles" / "slurm_node" / "files" / "gpunode-reboot"

@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 from slurm_fleet import Fleet, install_slurm
 
-from gpunode.change.scheduler import Availability, SlurmScheduler
+from gpunode.change.adapters import SlurmScheduler
+from gpunode.change.scheduler import Availability
 from gpunode.content import ansible_environment, ansible_program
 from gpunode.fleet.process import Completed
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
-CONCERNS = ("plugins/action/scheduled_reboot", "gpunode/change/scheduler", "roles/slurm_node/files/")
+CONCERNS = (
+    "plugins/action/scheduled_reboot",
+    "gpunode/change/scheduler",
+    "gpunode/change/adapters",
+    "roles/slurm_node/files/",
+)
 
 PROGRAM = Path(__file__).parents[2] / "roles" / "slurm_node" / "files" / "gpunode-reboot"
 DRAIN_ID = "gpunode-upgrade-0123456789ab"

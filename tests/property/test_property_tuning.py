@@ -16,7 +16,7 @@ from gpunode.facts.network import IbDevice, IbPort, Nic
 from gpunode.facts.pci import Iommu, PciDevice
 from gpunode.tuning import PROFILES, WORKLOADS, Tuning, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.libraries import usable_cores
-from gpunode.tuning.nccl_names import debugs
+from gpunode.tuning.network import debugs
 
 NAMES = st.one_of(
     st.sampled_from(["eth0", "ens1", "bond0", "ib0", "docker0", "lo", "br-eb3b8d3c84ee", "$(reboot)", "a,b", "a b"]),

@@ -16,10 +16,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from slurm_double import FATES, Slurmctld, SlurmNode
 
-from gpunode.change.journal import Journal, NodeRecord, RunRecord
+from gpunode.change.adapters import SlurmScheduler
+from gpunode.change.journal import FINAL, ChangeState, Journal, NodeRecord, RunRecord
 from gpunode.change.run import ChangeRun, Records, Results, RunLimits
-from gpunode.change.scheduler import SchedulerError, SlurmScheduler
-from gpunode.change.states import FINAL, ChangeState
+from gpunode.change.scheduler import SchedulerError
 from gpunode.fleet.process import Completed
 
 NAMES = ("n1", "n2", "n3", "n4")

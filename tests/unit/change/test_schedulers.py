@@ -7,16 +7,15 @@ import pytest
 from kube_api import Api, Json, node, pod
 from slurm_double import REFUSED, Slurmctld, SlurmNode
 
-from gpunode.change.adapters import scheduler_of
-from gpunode.change.kubernetes import ANNOTATION, KubernetesScheduler
-from gpunode.change.scheduler import (
-    Availability,
+from gpunode.change.adapters import (
+    ANNOTATION,
     CommandScheduler,
+    KubernetesScheduler,
     NoScheduler,
-    Scheduler,
-    SchedulerError,
     SlurmScheduler,
+    scheduler_of,
 )
+from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
 from gpunode.errors import UsageError
 from gpunode.fleet.process import Completed
 

@@ -8,7 +8,8 @@ import pytest
 from ansible_collections.gpunode.node.plugins.action import scheduled_reboot
 from slurm_double import Slurmctld, SlurmNode
 
-from gpunode.change.scheduler import SchedulerError, SlurmScheduler
+from gpunode.change.adapters import SlurmScheduler
+from gpunode.change.scheduler import SchedulerError
 
 DRAIN_ID = "gpunode-upgrade-0123456789ab"
 PERMIT = f"printf %s {DRAIN_ID} > /run/gpunode/reboot"

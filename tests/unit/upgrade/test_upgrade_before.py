@@ -11,8 +11,7 @@ from gpunode.history.runs import SNAPSHOT
 from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot, Verdict
 from gpunode.judging.evaluator import JudgedNode
 from gpunode.judging.report import NodeReport
-from gpunode.upgrade.before import why_not_as_good, write_measured
-from gpunode.upgrade.looks import LOOK, Connections, NodeLook, look_at
+from gpunode.upgrade.looks import LOOK, Connections, NodeLook, look_at, why_not_as_good, write_measured
 
 
 def test_what_is_no_proof(tmp_path: Path) -> None:

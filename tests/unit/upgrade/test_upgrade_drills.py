@@ -21,8 +21,9 @@ from slurm_double import Slurmctld, SlurmNode
 from upgrade_world import NEW, OLD, TICKET, World, latest, simulate, states, upgraded
 
 from gpunode.change import journal as journals
+from gpunode.change.adapters import CommandScheduler, SlurmScheduler
 from gpunode.change.journal import Journal
-from gpunode.change.scheduler import CommandScheduler, SchedulerError, ServiceState, SlurmScheduler, run_program
+from gpunode.change.scheduler import SchedulerError, ServiceState, run_program
 from gpunode.fleet.process import Completed
 from gpunode.onnode import lease as node_program
 from gpunode.provisioning import reboot

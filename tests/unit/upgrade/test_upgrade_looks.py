@@ -23,8 +23,7 @@ from gpunode.judging.report import unreachable
 from gpunode.judging.request import JudgingRequest
 from gpunode.probe import Answer, Collected
 from gpunode.upgrade import looks
-from gpunode.upgrade.before import write_measured
-from gpunode.upgrade.looks import EXTRACTS, LOOK, Connections, look_at
+from gpunode.upgrade.looks import EXTRACTS, LOOK, Connections, look_at, write_measured
 
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -10,10 +10,9 @@ from upgrade_world import NEW, OLD
 from gpunode.catalog import load
 from gpunode.change.journal import NodeRecord, new_token
 from gpunode.errors import UsageError
-from gpunode.upgrade.command import ChangeCommand, ChangeGoal, ChangeOptions
+from gpunode.upgrade.command import ChangeCommand, ChangeGoal, ChangeOptions, wave_sizes
 from gpunode.upgrade.nodes import variables_of
-from gpunode.upgrade.plan import image_for_releases
-from gpunode.upgrade.waves import wave_numbers, wave_sizes
+from gpunode.upgrade.plan import image_for_releases, wave_numbers
 
 
 @pytest.mark.parametrize(
