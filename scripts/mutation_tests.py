@@ -29,7 +29,11 @@ GUARDS = {
     f"{PLAN}/accounts.py": ("provisioning/test_provisioning_accounts.py", DEFAULTS),
     f"{PLAN}/keys.py": ("provisioning/test_provisioning_keys.py",),
     f"{PLAN}/preflight.py": ("provisioning/test_provisioning_preflight.py", DEFAULTS),
-    f"{PLAN}/reboot.py": ("provisioning/test_provisioning_reboot.py",),
+    f"{PLAN}/service.py": (
+        "provisioning/test_provisioning_reboot.py",
+        "provisioning/test_provisioning_service.py",
+        "provisioning/test_provisioning_way_back.py",
+    ),
     f"{PLAN}/ssh_hardening.py": ("provisioning/test_provisioning_ssh_hardening.py", DEFAULTS),
     f"{PLAN}/ssh_login.py": (
         "provisioning/test_provisioning_ssh_login.py",

@@ -10,11 +10,10 @@ from gpunode.frozen import Frozen
 from gpunode.provisioning.answers import DockerState, docker_of, storage_of
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.daemon_json import read_document
+from gpunode.provisioning.daemon_json import DockerSettings, daemon_request, read_document
 from gpunode.provisioning.docker_daemon import BEFORE as DAEMON_BEFORE
 from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, UNIT, daemon_change, daemon_memory
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
-from gpunode.provisioning.docker_settings import DockerSettings, daemon_request
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
 from gpunode.provisioning.kubernetes_node import CONTAINERD, uses_containerd
 from gpunode.provisioning.manifest import (

@@ -125,10 +125,12 @@ def daemon_change(  # noqa: PLR0913
         reasons.append(f"Docker {engine.version} is installed, {docker.info.version} runs")
     reload = bool(to_reload) or (runs and state.contents.get(RELOAD) is not None)
     obstacles, switched_on = _obstacles(state, docker, merged, reload, allow_busy)
+    # The copy from before the purge of nvidia-docker2 is removed once daemon.json exists again.
+    kept = (ManagedFile(path=KEPT, content=None, phase="after", private=True),) if path == KEPT else ()
     return DaemonChange(
         merged,
         # In check mode the engine may only be planned: then dockerd cannot be queried.
-        files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *_kept(path)),
+        files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *kept),
         marks=_marks(merged, to_reload, reasons, runs),
         reload=reload,
         restart_reasons=tuple(dict.fromkeys(reasons)) if runs else (),
@@ -212,8 +214,3 @@ def _files(
         **attributes,
     )
     return (*copies, memory, daemon) if merged.memory is not None else (*copies, daemon, memory)
-
-
-def _kept(path: str) -> tuple[ManagedFile, ...]:
-    """Return the removal of the copy from before the purge of nvidia-docker2, once daemon.json exists again."""
-    return (ManagedFile(path=KEPT, content=None, phase="after", private=True),) if path == KEPT else ()

@@ -189,7 +189,8 @@ def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context:
     units: tuple[UnitState, ...] = ()
     if has_unit and installed:
         new = state.contents.get(str(ROLE.restart_mark)) is not None
-        rewrites = can_refresh(state) and bool(reason or stale or new or _differs(state, environment))
+        differs = any(state.contents.get(file.path) != file.content for file in environment)
+        rewrites = can_refresh(state) and bool(reason or stale or new or differs)
         units = (
             UnitState(name=f"{REFRESH}.path", enabled=True, state="started"),
             UnitState(
@@ -375,10 +376,6 @@ def _environment(state: NodeState, refresh: RefreshEnvironment, wants: bool) -> 
     if not wants or (state.contents.get(REFRESH_ENV) is None and not refresh.text):
         return []
     return [ManagedFile(path=REFRESH_ENV, content=refresh.text, phase="after")]
-
-
-def _differs(state: NodeState, files: list[ManagedFile]) -> bool:
-    return any(state.contents.get(file.path) != file.content for file in files)
 
 
 def _container_env(state: NodeState, workload: Workload | None, profile: Profile) -> ManagedFile:

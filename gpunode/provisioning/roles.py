@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gpunode.provisioning import preflight, reboot, service, way_back
+from gpunode.provisioning import preflight, service
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest, UnitState
 from gpunode.provisioning.order import ORDER
@@ -16,7 +16,7 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 
 ROLES: dict[str, Role[Any]] = {role.name: role for role in (preflight.ROLE, *ORDER)}
 LOOKS: dict[str, Look] = {name: role.look for name, role in ROLES.items()}
-LOOKS |= {"reboot": reboot.LOOK, "service": service.LOOK, "way_back": way_back.LOOK}
+LOOKS |= {"reboot": service.REBOOT_LOOK, "service": service.SERVICE_LOOK, "way_back": service.WAY_BACK_LOOK}
 NEEDS: dict[str, frozenset[str]] = {name: role.needs for name, role in ROLES.items()}
 NEEDS |= {"reboot": frozenset({"gpus"}), "service": frozenset({"gpus"}), "way_back": frozenset({"packages"})}
 """Parts of the state that the plans need."""
@@ -56,7 +56,11 @@ def _first_read(role: str, plan: Plan) -> Plan:
 
 
 _PLANS: dict[str, Plan] = {name: role.plan for name, role in ROLES.items()}
-_PLANS |= {"reboot": reboot.plan, "service": service.plan, "way_back": way_back.plan}
+_PLANS |= {
+    "reboot": service.plan_reboot,
+    "service": service.plan_service,
+    "way_back": service.plan_way_back,
+}
 PLANS = {name: _first_read(name, plan) for name, plan in _PLANS.items()}
 """With those of the playbooks, which are no roles."""
 

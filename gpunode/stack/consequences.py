@@ -10,7 +10,16 @@ from gpunode.catalog import Dcgm
 from gpunode.catalog.driver_rules import DMA_BUF_CUDA, DMA_BUF_KERNEL, against_dma_buf
 from gpunode.catalog.origins import table
 from gpunode.stack.model import Library, Pin, Preference, Service
-from gpunode.stack.naming import DRIVER_VARIANTS, any_revision, applies, choices, fill, package_set, version_word
+from gpunode.stack.naming import (
+    DRIVER_VARIANTS,
+    any_revision,
+    applies,
+    choices,
+    fill,
+    package_set,
+    upstream_pattern,
+    version_word,
+)
 from gpunode.stack.question import number
 from gpunode.stack.rules import CandidateCase, Choice, Objection, refuse, rules, warn
 
@@ -254,8 +263,7 @@ def container_toolkit(case: CandidateCase) -> Iterator[Choice]:
     if row is None:
         yield Choice("container_toolkit", None, f"no known container toolkit for {case.candidate.system.name}")
         return
-    pattern = f"{version}-*" if case.candidate.system.family == "deb" else version
-    packages = choices(case, row, version=pattern)
+    packages = choices(case, row, version=upstream_pattern(case, version))
     why = f"{version} is the newest known; its {len(packages)} packages have the same version"
     yield Choice("container_toolkit", Library(version=version, packages=tuple(p.name for p in packages)), why, packages)
 

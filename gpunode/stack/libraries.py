@@ -6,7 +6,7 @@ from packaging.version import Version as Number
 
 from gpunode.catalog import Framework, Toolkit
 from gpunode.stack.model import Frameworks, Library, PackageChoice
-from gpunode.stack.naming import choices, package_set
+from gpunode.stack.naming import choices, package_set, upstream_pattern
 from gpunode.stack.question import number
 from gpunode.stack.rules import CandidateCase, Choice, Objection, refuse, rules, warn
 
@@ -131,15 +131,10 @@ def _cudnn(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
         if names is None:
             return Choice("cudnn", None, f"{case.source_name} has no cuDNN")
         latest = build.until or build.latest or row.latest
-        packages = choices(case, names, cuda=toolkit_row.series, version=_exact(case, latest))
+        packages = choices(case, names, cuda=toolkit_row.series, version=upstream_pattern(case, latest))
         why = f"newest known for CUDA {toolkit_row.major} and compute capability {row.min_compute_capability}"
         return Choice("cudnn", Library(version=latest, packages=tuple(p.name for p in packages)), why, packages)
     return Choice("cudnn", None, f"no cuDNN for CUDA {toolkit_row.major} runs on every GPU of the node")
-
-
-def _exact(case: CandidateCase, version: str) -> str:
-    """Return the pattern of one upstream version: deb versions include a revision, rpm's version field does not."""
-    return f"{version}-*" if case.candidate.system.family == "deb" else version
 
 
 def _nccl(case: CandidateCase, toolkit_row: Toolkit) -> Choice:

@@ -29,6 +29,11 @@ def any_revision(release: str) -> str:
     return release if release.endswith("*") else f"{release}-*"
 
 
+def upstream_pattern(case: CandidateCase, version: str) -> str:
+    """Return the pattern of one upstream version: deb versions include a revision, rpm's version field does not."""
+    return f"{version}-*" if case.candidate.system.family == "deb" else version
+
+
 def applies(case: CandidateCase, row: PackageSet | Pinning) -> bool:
     """Return True if a row of names or of pinning applies to the case's system and branch."""
     return is_for(row, case.candidate.system, case.candidate.branch.number)

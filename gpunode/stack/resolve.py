@@ -20,7 +20,7 @@ from gpunode.stack.assemble import assemble
 from gpunode.stack.candidates import Candidate, candidates
 from gpunode.stack.model import Clash, Conflict, NearbyStack, NodePicture, Request, Stack, StackModel, Term
 from gpunode.stack.question import Question, must_be_known, number, restrict, terms
-from gpunode.stack.rules import CandidateCase, Objection, rules
+from gpunode.stack.rules import CandidateCase, rules
 
 MOST_OFFERS = 4
 SOURCES = ("ubuntu", "debian")
@@ -341,9 +341,10 @@ def explain_rule(text: str, request: Request, node: NodePicture, catalog: Catalo
     sentences: dict[tuple[bool, str], list[str]] = {}
     for verdict in rule.ask(question) if rule.ask is not None else ():
         sentences.setdefault((verdict.refuses, verdict.text), [])
-    for candidate in candidates(question) if rule.judge is not None else ():
-        for verdict in _judged(rule.judge, CandidateCase(question, candidate)):
-            sentences.setdefault((verdict.refuses, verdict.text), []).append(_called(candidate))
+    if rule.judge is not None:
+        for candidate in candidates(question):
+            for verdict in rule.judge(CandidateCase(question, candidate)):
+                sentences.setdefault((verdict.refuses, verdict.text), []).append(_called(candidate))
     answer = resolve(request, node, catalog, today)
     stack = answer if isinstance(answer, Stack) else None
     reasons = stack.reasons if stack is not None else {}
@@ -358,10 +359,6 @@ def explain_rule(text: str, request: Request, node: NodePicture, catalog: Catalo
         decided={field: reason.text for field, reason in reasons.items() if reason.rule == rule.id},
         chosen=f"{stack.driver.version or stack.driver.constraint} {stack.module.flavour}" if stack else None,
     )
-
-
-def _judged(judge: object, case: CandidateCase) -> list[Objection]:
-    return list(judge(case)) if callable(judge) else []
 
 
 def _called(candidate: Candidate) -> str:

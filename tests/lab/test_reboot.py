@@ -14,7 +14,7 @@ from playbook_runs import Run, Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
-CONCERNS = ("playbooks/", "plugins/", "gpunode/provisioning/reboot", "roles/nvidia_driver/")
+CONCERNS = ("playbooks/", "plugins/", "gpunode/provisioning/service", "roles/nvidia_driver/")
 
 FIRST, SECOND = "580.95.05", "580.178.04"
 HOOK = """\

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.provisioning.daemon_json import Document, MergedDaemon, merge_daemon
-from gpunode.provisioning.docker_settings import DaemonRequest, DockerSettings
-from gpunode.provisioning.docker_settings import daemon_request as request_of
+from gpunode.provisioning.daemon_json import DaemonRequest, DockerSettings, Document, MergedDaemon, merge_daemon
+from gpunode.provisioning.daemon_json import daemon_request as request_of
 
 OURS: Document = {"live-restore": True, "log-opts": {"max-size": "100m"}}
 FOREIGN = '{"dns": ["10.0.0.1"], "log-opts": {"tag": "x"}, "labels": ["rack=7"]}'

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from node_samples import context, node
 
-from gpunode.provisioning import reboot
+from gpunode.provisioning import service
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.service import LEASE, MARK
 from gpunode.provisioning.state import BOOT_ID, NodeState
@@ -15,7 +15,7 @@ SETTINGS: dict[str, Any] = json.loads(
     """{"gpunode_reboot": "when_needed", "gpunode_allow_busy": false, "gpunode_reboot_for_updates": false,
     "gpunode_change": ""}"""
 )
-THERE = {BOOT_ID: "other-boot\n", reboot.MACHINE_ID: "other-machine\n"}
+THERE = {BOOT_ID: "other-boot\n", service.MACHINE_ID: "other-machine\n"}
 HERE: dict[str, Any] = {"boot_id": "own-boot", "machine_id": "own-machine", "reboot_reasons": ("a", "", "b", "a")}
 HELD = '{"owner": "root@admin1", "token": "run-1", "since": "2026-11-23T09:00:00Z"}'
 BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]}
@@ -23,13 +23,13 @@ BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada"
 
 def decided(state: NodeState | None = None, settings: dict[str, Any] | None = None, **run: Any) -> Manifest:
     known = state or node(texts=THERE)
-    return reboot.plan(known, {**SETTINGS, **(settings or {})}, context(**{**HERE, **run}))
+    return service.plan_reboot(known, {**SETTINGS, **(settings or {})}, context(**{**HERE, **run}))
 
 
 def test_a_node_with_reasons_is_rebooted_and_all_are_named_once() -> None:
     manifest = decided()
     assert manifest.pending_reasons == ("a reboot is pending: a; b",)
-    assert manifest.result == reboot.RebootResult(reasons="a; b")
+    assert manifest.result == service.RebootResult(reasons="a; b")
 
 
 def test_the_run_that_holds_the_node_reboots_it() -> None:

@@ -20,7 +20,7 @@ SETTINGS = {"gpunode_allow_busy": False, "gpunode_drain_wait_s": 60}
 
 def decided(mark: str | None = DRAINED, facts: dict[str, Any] | None = None, **run: Any) -> Manifest:
     texts = {BOOT_ID: "boot", **({MARK: mark} if mark is not None else {})}
-    return service.plan(node(texts=texts, facts=facts), SETTINGS, context(**run))
+    return service.plan_service(node(texts=texts, facts=facts), SETTINGS, context(**run))
 
 
 def result_of(manifest: Manifest) -> service.ServiceResult:
@@ -61,7 +61,7 @@ def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pendin
 
 @pytest.mark.parametrize("lease", ['{"owner": "root@admin1", "token": "run-1", "since": "now"}', "", "[]", "{"])
 def test_a_node_that_an_upgrade_holds_is_not_returned_by_a_playbook(lease: str) -> None:
-    manifest = service.plan(node(texts={MARK: DRAINED, LEASE: lease}), SETTINGS, context())
+    manifest = service.plan_service(node(texts={MARK: DRAINED, LEASE: lease}), SETTINGS, context())
     assert not manifest.pending
     assert "gpunode upgrade" in manifest.notes[0]
 

@@ -6,27 +6,27 @@ import pytest
 from driver_samples import BUNDLE, facts_of
 from node_samples import context, node
 
-from gpunode.provisioning import way_back
+from gpunode.provisioning import service
 from gpunode.provisioning.running_driver import installed_driver
 
 
 def test_the_release_must_still_be_offered_of_every_package() -> None:
     state = node(facts=facts_of(BUNDLE))
     release = installed_driver(state.facts)
-    question = way_back.plan(state, {}, context()).questions["offers"]
+    question = service.plan_way_back(state, {}, context()).questions["offers"]
     names: list[str] = question.body["names"]
     assert question.kind == "package_offers"
     assert release
     assert len(names) > 3
     offered: dict[str, Any] = {name: ["999.1-1", f"1:{release}-1"] for name in names}
-    manifest = way_back.plan(state, {}, context(answers={"offers": {"offered": offered}}))
+    manifest = service.plan_way_back(state, {}, context(answers={"offers": {"offered": offered}}))
     assert manifest.refusals == ()
-    assert manifest.result == way_back.WayBackResult(release=release, packages=tuple(names))
+    assert manifest.result == service.WayBackResult(release=release, packages=tuple(names))
     for left in (["999.1-1"], []):
-        gone = way_back.plan(state, {}, context(answers={"offers": {"offered": {**offered, names[1]: left}}}))
+        gone = service.plan_way_back(state, {}, context(answers={"offers": {"offered": {**offered, names[1]: left}}}))
         assert names[1] in gone.refusals[0]
     for answer in ({}, {"error": "no route to host"}):
-        assert way_back.plan(state, {}, context(answers={"offers": answer})).refusals
+        assert service.plan_way_back(state, {}, context(answers={"offers": answer})).refusals
 
 
 def test_every_package_of_the_release_comes_back_whatever_its_name() -> None:
@@ -37,7 +37,7 @@ def test_every_package_of_the_release_comes_back_whatever_its_name() -> None:
     more = ("libcudadebugger1", "libnvcuvid1", "libxnvctrl0")
     others = [{**library, "name": name} for name in more] + [{**library, "name": "libcudart12", "version": "12.9.79-1"}]
     state = node(facts={**facts, "packages": [*facts["packages"], *others]})
-    names = way_back.plan(state, {}, context()).questions["offers"].body["names"]
+    names = service.plan_way_back(state, {}, context()).questions["offers"].body["names"]
     assert release
     assert {*more, "libcuda1"} <= set(names)
     assert "libcudart12" not in names
@@ -45,4 +45,4 @@ def test_every_package_of_the_release_comes_back_whatever_its_name() -> None:
 
 @pytest.mark.parametrize("facts", [{"packages": []}, {"packages": None}])
 def test_without_an_installed_release_there_is_no_way_back(facts: dict[str, Any]) -> None:
-    assert way_back.plan(node(facts=facts), {}, context()).refusals
+    assert service.plan_way_back(node(facts=facts), {}, context()).refusals

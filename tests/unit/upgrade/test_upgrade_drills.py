@@ -26,7 +26,7 @@ from gpunode.change.journal import Journal
 from gpunode.change.scheduler import SchedulerError, ServiceState, run_program
 from gpunode.fleet.process import Completed
 from gpunode.onnode import lease as node_program
-from gpunode.provisioning import reboot
+from gpunode.provisioning import service
 from gpunode.provisioning.state import BOOT_ID
 from gpunode.upgrade import command
 
@@ -411,13 +411,13 @@ def test_the_next_boot_has_no_working_driver(
 ) -> None:
     """The decision on the reboot is the project's own: a reboot that it refuses does not take place."""
     drill.name, drill.broken = name, broken
-    known = node(texts={BOOT_ID: "other\n", reboot.MACHINE_ID: "other\n"}, facts={"kernels": KERNELS, **facts})
+    known = node(texts={BOOT_ID: "other\n", service.MACHINE_ID: "other\n"}, facts={"kernels": KERNELS, **facts})
     settings = {
         "gpunode_reboot": "when_needed", "gpunode_allow_busy": False, "gpunode_reboot_for_updates": False,
         "gpunode_change": "",
     }  # fmt: skip
     role_context = context(boot_id="own", machine_id="own", reboot_reasons=("a new driver is installed",))
-    manifest = reboot.plan(known, settings, role_context)
+    manifest = service.plan_reboot(known, settings, role_context)
     assert reason in manifest.notes[0]
     drill.world.boots = lambda name: manifest.pending or drill.world.nodes[name]["installed"] == OLD
     assert upgraded() == 1
