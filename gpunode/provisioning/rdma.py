@@ -11,7 +11,7 @@ from pydantic import Field, StrictInt, field_validator
 
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
-from gpunode.provisioning import node_stack, rdma_roce
+from gpunode.provisioning import node_stack, rdma_parts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.manifest import (
@@ -126,7 +126,7 @@ class RdmaSettings(PackageSettings):
     @classmethod
     def _interfaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if not rdma_roce.INTERFACE.fullmatch(name):
+            if not rdma_parts.ROCE_INTERFACE.fullmatch(name):
                 raise ValueError(f"{name!r} is not a name of a network interface")
         return tuple(dict.fromkeys(value))
 
@@ -174,11 +174,11 @@ ROLE = Role(
     settings=RdmaSettings,
     reads=("builds", "gpus"),
     result=RdmaResult,
-    files=(MODULES, *DOCA_FILES, NAMES, rdma_roce.UNIT_FILE, rdma_roce.PROGRAM),
-    folders=(rdma_roce.PROGRAM.rpartition("/")[0],),
+    files=(MODULES, *DOCA_FILES, NAMES, rdma_parts.ROCE_UNIT_FILE, rdma_parts.ROCE_PROGRAM),
+    folders=(rdma_parts.ROCE_PROGRAM.rpartition("/")[0],),
     packages=(*dict.fromkeys((*USER_SPACE["apt"], *USER_SPACE["dnf"])), PROFILE, *PART_PACKAGES),
     restart_mark=MARKER,
-    more=Look(paths=(rdma_roce.DCB,), globs=(rdma_roce.MEMORY,), contents=(MODULES, KEY, RPM_KEY, NAMES)),
+    more=Look(paths=(rdma_parts.DCB,), globs=(rdma_parts.ROCE_MEMORY,), contents=(MODULES, KEY, RPM_KEY, NAMES)),
 )
 
 
@@ -237,7 +237,7 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     path = path_of(state.facts, draft.stack, settings.gpudirect, settings.source)
     draft.refusals += [path.problem] if path.problem else []
     names = _names(draft)
-    roce = rdma_roce.plan(state, settings, context, ROLE.texts(context))
+    roce = rdma_parts.roce_plan(state, settings, context, ROLE.texts(context))
     draft.refusals += roce.refusals
     if not draft.questions and not draft.refusals:
         _packages(draft, archive)
@@ -272,7 +272,7 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
 @ROLE.absent
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal; packages of the distribution that DOCA-OFED has too return to the distribution's version."""
-    roce = rdma_roce.restored(state, context)
+    roce = rdma_parts.roce_restored(state, context)
     if roce.refusals:
         return Manifest(role=ROLE.name, refusals=roce.refusals)
     packages = manifest.packages

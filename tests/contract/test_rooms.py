@@ -42,8 +42,8 @@ FREE = {"cli"}
 # Room -> its greatest number of lines, and of mappings without a type of their values. Raising one is a line of a
 # change, with its reason in the commit's message; one that is far above the room is lowered.
 CEILINGS: dict[str, tuple[int, int]] = {
-    "catalog": (3_000, 36),
-    "change": (1_200, 4),
+    "catalog": (2_960, 35),
+    "change": (1_190, 2),
     "checks": (12_640, 11),
     "cli": (6_720, 18),
     "expectations": (590, 0),
@@ -57,13 +57,13 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "plugins": (8_960, 171),
     "probe": (260, 6),
     "profiling": (1_050, 2),
-    "provisioning": (15_300, 62),
+    "provisioning": (15_160, 61),
     "report": (3_580, 11),
-    "stack": (4_020, 16),
+    "stack": (3_970, 16),
     "staging": (780, 0),
     "top": (1_280, 1),
-    "upgrade": (1_190, 4),
-    "tuning": (2_050, 0),
+    "upgrade": (1_160, 4),
+    "tuning": (2_010, 0),
     "workload": (9_170, 179),
 }
 UNTYPED = re.compile(r"\b(?:dict|Mapping|MutableMapping)\[str, (?:Any|object)\]")

@@ -21,7 +21,7 @@ from test_provisioning_rdma import DEBIAN, OPEN, node
 from gpunode.errors import UsageError
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.rdma import ROLE
-from gpunode.provisioning.rdma_roce import DCB, INTERFACE, PROGRAM, UNIT_FILE, unit_of
+from gpunode.provisioning.rdma_parts import DCB, ROCE_INTERFACE, ROCE_PROGRAM, ROCE_UNIT_FILE, unit_of
 from gpunode.provisioning.state import NodeState
 
 from plan_samples import planned  # isort: skip
@@ -55,9 +55,9 @@ def made(state: NodeState, settings: dict[str, Any] | None = None, **run: Any) -
 def test_an_interface_is_set_now_and_at_each_boot() -> None:
     manifest = made(machine())
     texts = {file.path: file for file in manifest.files}
-    assert texts[PROGRAM].mode == "0755"
-    command = f"/usr/bin/python3 -I {PROGRAM} apply %I pfc=3 dscp=26:3,48:6 tos=106"
-    lines = str(texts[UNIT_FILE].content).splitlines()
+    assert texts[ROCE_PROGRAM].mode == "0755"
+    command = f"/usr/bin/python3 -I {ROCE_PROGRAM} apply %I pfc=3 dscp=26:3,48:6 tos=106"
+    lines = str(texts[ROCE_UNIT_FILE].content).splitlines()
     assert [f"ExecStart={command}", f"ExecReload={command}"] == [line for line in lines if line.startswith("Exec")]
     assert "WantedBy=sys-subsystem-net-devices-%i.device" in lines
     (unit,) = manifest.units
@@ -65,9 +65,9 @@ def test_an_interface_is_set_now_and_at_each_boot() -> None:
     assert "mlx5 restarts the link" in manifest.notes[-1]
     # Nothing is asked for: nothing is there, and removed if it is.
     plain = made(machine(), {})
-    assert {file.path: file.content for file in plain.files if file.path in (PROGRAM, UNIT_FILE)} == {
-        PROGRAM: None,
-        UNIT_FILE: None,
+    assert {file.path: file.content for file in plain.files if file.path in (ROCE_PROGRAM, ROCE_UNIT_FILE)} == {
+        ROCE_PROGRAM: None,
+        ROCE_UNIT_FILE: None,
     }
     assert (plain.units, plain.commands, plain.notes) == ((), (), ())
 
@@ -133,15 +133,23 @@ def test_jobs_on_the_gpus_are_not_cut_off_unless_that_is_allowed() -> None:
     # The link stays where PFC stays.
     assert made(machine({**AS_REQUESTED, "dscp": ()}, gpu_processes=None)).refusals == ()
     # PFC that is not requested any more is restored, which restarts the link too.
-    files = {PROGRAM: {"kind": "file"}, UNIT_FILE: {"kind": "file"}, "/run/gpunode/roce-rail0.json": {"kind": "file"}}
+    files = {
+        ROCE_PROGRAM: {"kind": "file"},
+        ROCE_UNIT_FILE: {"kind": "file"},
+        "/run/gpunode/roce-rail0.json": {"kind": "file"},
+    }
     (refusal,) = made(machine(AS_REQUESTED, files=files, gpu_processes=None), {**REQUESTED, "roce_pfc": []}).refusals
     assert "PFC of rail0 changes" in refusal
     twice = made(machine(), {**REQUESTED, "roce_pfc": [3, 3]})
-    assert [b" pfc=3 " in (file.data or b"") for file in twice.files if file.path == UNIT_FILE] == [True]
+    assert [b" pfc=3 " in (file.data or b"") for file in twice.files if file.path == ROCE_UNIT_FILE] == [True]
 
 
 def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it() -> None:
-    files = {PROGRAM: {"kind": "file"}, UNIT_FILE: {"kind": "file"}, "/run/gpunode/roce-rail-1.json": {"kind": "file"}}
+    files = {
+        ROCE_PROGRAM: {"kind": "file"},
+        ROCE_UNIT_FILE: {"kind": "file"},
+        "/run/gpunode/roce-rail-1.json": {"kind": "file"},
+    }
     unit = {"name": unit_of("rail-1"), "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"}
     state = machine(AS_REQUESTED, tos=106, files=files, units=[unit])
     for manifest in (made(state), made(state, {}), planned("rdma", state, {"rdma": {"state": "absent"}})):
@@ -153,7 +161,10 @@ def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it()
             "before",
         )
         (command,) = manifest.commands
-        assert (command.argv, command.phase) == (("/usr/bin/python3", "-I", PROGRAM, "restore", "rail-1"), "before")
+        assert (command.argv, command.phase) == (
+            ("/usr/bin/python3", "-I", ROCE_PROGRAM, "restore", "rail-1"),
+            "before",
+        )
         assert "rail-1: flow control and code points have to be restored" in manifest.pending_reasons
     busy = planned(
         "rdma", state.model_copy(update={"facts": machine(gpu_processes=None).facts}), {"rdma": {"state": "absent"}}
@@ -201,26 +212,26 @@ def test_no_setting_becomes_another_word_of_the_command(names: Any, pfc: Any, ds
         manifest = made(machine(), given_)
     except UsageError:
         return
-    text = next((file.content for file in manifest.files if file.path == UNIT_FILE), None) or ""
+    text = next((file.content for file in manifest.files if file.path == ROCE_UNIT_FILE), None) or ""
     for line in (line for line in text.splitlines() if line.startswith("Exec")):
         for word in line.partition("apply %I ")[2].split():
             name, _, value = word.partition("=")
             assert name in ("pfc", "dscp", "tos")
             assert set(value) <= set("0123456789,:")
-    assert all(INTERFACE.fullmatch(name) for name in names if manifest.units)
+    assert all(ROCE_INTERFACE.fullmatch(name) for name in names if manifest.units)
 
 
 @settings(max_examples=effort(40, 150), deadline=None)
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_names_that_a_node_reports_are_no_words_of_a_command(record: str, unit: str) -> None:
     state = machine(
-        files={PROGRAM: {"kind": "file"}, f"/run/gpunode/roce-{record}.json": {"kind": "file"}},
+        files={ROCE_PROGRAM: {"kind": "file"}, f"/run/gpunode/roce-{record}.json": {"kind": "file"}},
         units=[{"name": f"gpunode-roce@{unit}.service", "load": "loaded", "active": "active", "sub": "exited"}],
     )
     manifest = planned("rdma", state, {"rdma": {"state": "absent"}})
     for command in manifest.commands:
-        assert all(INTERFACE.fullmatch(name) for name in command.argv[4:])
-    assert all(INTERFACE.fullmatch(unit.name[13:-8].replace(r"\x2d", "-")) for unit in manifest.units)
+        assert all(ROCE_INTERFACE.fullmatch(name) for name in command.argv[4:])
+    assert all(ROCE_INTERFACE.fullmatch(unit.name[13:-8].replace(r"\x2d", "-")) for unit in manifest.units)
 
 
 # --- the program
