@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand, file_reasons
 from gpunode.provisioning.role import Texts
-from gpunode.provisioning.state import BOOT_ID, Look, NodeState
+from gpunode.provisioning.state import Look, NodeState
 
 GRUB = "/etc/default/grub.d/90-gpunode.cfg"
 UPDATE_GRUB = "/usr/sbin/update-grub"
@@ -69,7 +69,7 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: T
         files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=line, phase="after"))
         # As kernel packages call it. Its add-all is missing from systemd 252, and does not see Debian's kernels.
         argvs = [[KERNEL_INSTALL, "add", *kernel] for kernel in _kernels(state)]
-    now = (state.contents.get(BOOT_ID) or "").strip()
+    now = state.boot_id
     # A damaged drop-in may have been applied by an upgrade of the kernel in the meantime.
     damaged = loader == UPDATE_GRUB and any(True for _ in file_reasons(files[0], state))
     changed = set(requested) != set(recorded) or damaged

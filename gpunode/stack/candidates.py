@@ -8,9 +8,10 @@ from typing import Literal
 from packaging.version import Version as Number
 
 from gpunode.catalog import Branch, ForwardCompat, OriginOffer, System
+from gpunode.catalog.hardware import Arch, Flavour
 from gpunode.catalog.origins import upstream_version
+from gpunode.catalog.software import Origin
 from gpunode.errors import UsageError
-from gpunode.stack.model import Arch, Flavour, Origin
 from gpunode.stack.question import Question, number
 
 ARCHES: tuple[Arch, ...] = ("x86_64", "aarch64")

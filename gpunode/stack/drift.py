@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from gpunode.catalog import Catalog
+from gpunode.catalog.software import Origin
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
-from gpunode.stack.model import Installed, NodePicture, Origin, Request, Stack, StackModel
+from gpunode.stack.model import Installed, NodePicture, Request, Stack, StackModel
 from gpunode.stack.question import number
 from gpunode.stack.resolve import resolve
 

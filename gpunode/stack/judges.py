@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from gpunode.catalog import Gpu, OriginOffer, driver_rules
-from gpunode.catalog.hardware import FIRST_OPEN_BRANCH
+from gpunode.catalog.hardware import FIRST_OPEN_BRANCH, Flavour
 from gpunode.catalog.origins import upstream_version
 from gpunode.stack.candidates import is_native, past_eol
 from gpunode.stack.consequences import container_toolkit, dcgm
 from gpunode.stack.libraries import compat_on_host
-from gpunode.stack.model import Flavour
 from gpunode.stack.naming import DRIVER_VARIANTS, package_set
 from gpunode.stack.question import GpuTerm, Question, number
 from gpunode.stack.rules import CandidateCase, Objection, over_gpus, refuse, rules, warn

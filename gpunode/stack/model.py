@@ -9,11 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA: Literal["gpunode.stack/1"] = "gpunode.stack/1"
+from gpunode.catalog.hardware import Arch, Flavour
+from gpunode.catalog.software import Origin
 
-Origin = Literal["nvidia", "ubuntu", "debian"]
-Flavour = Literal["open", "proprietary"]
-Arch = Literal["x86_64", "aarch64"]
+SCHEMA: Literal["gpunode.stack/1"] = "gpunode.stack/1"
 
 
 class StackModel(BaseModel):

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpunode.catalog import Catalog
+from gpunode.catalog.hardware import Arch, Flavour
 from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.facts.packages import Kernel, Package
-from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture, Stack
+from gpunode.stack.model import GpuGroup, Installed, InstalledPackage, NodePicture, Stack
 from gpunode.stack.naming import alternatives, is_for
 from gpunode.stack.plan import PlanHost
 

@@ -11,8 +11,10 @@ from packaging.version import Version as Number
 
 from gpunode.catalog import Branch, Catalog, Framework, Gpu, Platform, System, Toolkit
 from gpunode.catalog.driver_rules import kernel_number
+from gpunode.catalog.hardware import Arch
+from gpunode.catalog.software import Origin
 from gpunode.errors import UsageError
-from gpunode.stack.model import Arch, Installed, NodePicture, Origin, Request, Term
+from gpunode.stack.model import Installed, NodePicture, Request, Term
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
