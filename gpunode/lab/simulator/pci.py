@@ -13,7 +13,6 @@ from . import state
 
 SIZE = 4096
 _EXPRESS = 0x60
-_SUBSYSTEM = 0x50
 _ACS = 0x100
 _SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 _KINDS = {"endpoint": 0, "root-port": 4, "upstream": 5, "downstream": 6}

@@ -96,7 +96,7 @@ class Clock:
         self._until = None if limit_s is None else time.monotonic() + limit_s
 
     def left(self, requested_s: float) -> float:
-        """Return ``wanted_s``, or the time left if that is less; 0 or below: none is left."""
+        """Return ``requested_s``, or the time left if that is less; 0 or below: none is left."""
         return requested_s if self._until is None else min(requested_s, self._until - time.monotonic())
 
 
