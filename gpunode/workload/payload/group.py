@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.workload.payload.isolate import SkipPart, Trouble, UndeterminedPart, one_line
-from gpunode.workload.payload.pytorch import torch_module, why_no_gpu
+from gpunode.workload.payload.pytorch import need_gpu, torch_module
 
 LOOK_S = 0.01
 ABORT_S = 30.0
@@ -81,9 +81,7 @@ class Group:
         self._started = False
         self._steps = 0
         if seat.backend == "nccl":
-            reason = why_no_gpu(self.torch)
-            if reason is not None:
-                raise Trouble(f"PyTorch {self.torch.__version__} finds no GPU: {reason}")
+            need_gpu(self.torch)
             number = int(self.torch.cuda.device_count())
             if seat.device >= number:
                 raise Trouble(f"no GPU for rank {seat.rank}: PyTorch finds {number} of {seat.size}")
