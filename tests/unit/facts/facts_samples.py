@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import facts_host
-from facts_answer import answer
+from facts_host import answer
 
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle, CommandResult

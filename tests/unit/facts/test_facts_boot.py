@@ -8,7 +8,7 @@ import random
 
 import pytest
 from effort import effort
-from facts_answer import answer
+from facts_host import answer
 
 from gpunode.facts import boot
 from gpunode.facts.bundle_reader import MODPROBE_FOLDERS, BundleReader, UnknownFactError

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.bundle_reader import BundleReader
 from gpunode.facts.node import FACTS, MAY_BE_NONE
+from gpunode.facts.parsers.smi_base import label_of
 from gpunode.probe import Bundle, CommandResult
 
 LATER = FACTS.keys() - {
@@ -311,3 +313,27 @@ def test_what_an_older_probe_did_not_read_is_one_reason(seed: int) -> None:
     named = {reason for reason in reasons if "(2025-01-31) did not read it: collect it again" in reason}
     assert len(named) == 1
     assert [reason for reason in reasons if reason.endswith(("was not run", "was not read", "were not read"))] == []
+
+
+PATHS = [
+    "/sys/block/",
+    "/sys/block",
+    "/sys/block0",
+    "/sys/block/sda/size",
+    "/sys/block/\U0010ffff/x",
+    "/sys/blocks/a",
+    "/a",
+]
+
+
+@pytest.mark.parametrize("folder", ["/sys/block/", "/sys/", "/", "/z/", "/sys/block/sda/size"])
+def test_paths_below_a_folder(folder: str) -> None:
+    bundle = Bundle(host="x", collected_at="2026-11-20T00:00:00Z", commands={}, files=dict.fromkeys(PATHS))
+    reader = BundleReader(bundle)
+    assert reader.under(folder) == tuple(sorted(path for path in PATHS if path.startswith(folder) and path != folder))
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 5000])
+def test_labels_of_any_length(length: int) -> None:
+    name = ("SEC-DED " * 1000)[:length]
+    assert label_of(name) == label_of(name) == name.lower().replace("-", "_").replace(" ", "_").strip("_")
