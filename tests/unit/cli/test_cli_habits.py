@@ -1,6 +1,7 @@
-"""What all verbs share: patterns of checks, ``-q``, ``--no-color``, exit codes in the help, errors as JSON."""
+"""What all verbs share: the table of verbs, patterns of checks, common options, exit codes, the progress line."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -17,12 +18,14 @@ from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpunode.cli
 from gpunode.checks import registry
-from gpunode.cli import VERBS, run
+from gpunode.cli import VERBS, run, selection
 from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
 from gpunode.cli.root import expects_json, root, with_common
-from gpunode.cli.selection import Shown, shown_progress
+from gpunode.cli.selection import Shown, progress, shown_progress
+from gpunode.cli.verbs import COMMANDS, command_of
 from gpunode.errors import UsageError
 from gpunode.judging.request import selected_checks
 from gpunode.report.outcomes import ErrorDocument
@@ -241,3 +244,76 @@ def test_wrong_usage_of_every_verb_with_json_is_a_document(path: str, capsys: py
         out, err = capsys.readouterr()
         document = ErrorDocument.model_validate(json.loads(out))
         assert (document.exit_code, err) == (2, document.message + "\n")
+
+
+def test_every_module_with_a_command_is_a_verb() -> None:
+    folder = Path(gpunode.cli.__file__).parent
+    modules = {path.stem for path in folder.glob("[a-z]*.py")}
+    commands = {
+        (name, attribute)
+        for name in modules
+        for attribute, command in vars(importlib.import_module(f"gpunode.cli.{name}")).items()
+        if isinstance(command, click.Command) and (attribute == "command" or attribute.endswith("_command"))
+    }
+    assert commands == set(COMMANDS.values())
+    assert set(COMMANDS) == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_help_of_each_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"Usage: gpunode {verb}")
+    assert '" "' not in " ".join(shown.out.split()), "two strings joined within a docstring"
+    assert shown.err == ""
+
+
+def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert not [verb for verb in VERBS if f"  {verb} " not in shown]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-x"]])
+def test_no_verb(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err
+
+
+def test_every_verb_takes_v() -> None:
+    without = [
+        path
+        for verb in VERBS
+        for path, command, _ in commands(command_of(verb), click.Context(command_of(verb), info_name=verb))
+        if not any("-v" in param.opts for param in command.params)
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    ("waiting", "nodes", "line"),
+    [
+        ([f"gpu-{n:02d}" for n in range(1, 17)], 16, "collecting: 0 of 16 nodes"),
+        (["gpu-03", "gpu-02", "gpu-09"], 16, "collecting: 13 of 16 nodes, waiting for gpu-[02-03,09]"),
+        ([], 16, "collecting: 16 of 16 nodes"),
+        (["localhost"], 1, "collecting: 0 of 1 nodes"),
+    ],
+)
+def test_the_last_nodes_are_named(waiting: list[str], nodes: int, line: str) -> None:
+    assert progress(waiting, nodes) == line
+
+
+def test_in_a_pipe_lines_are_far_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_progress(["gpu-1", "gpu-2"]) as shown:
+        shown("gpu-1")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(selection, "LINE_EVERY_S", 0.0)
+    with shown_progress(["gpu-1", "gpu\x1b-2"], "evaluating") as shown:
+        shown("gpu-1")
+        shown.step("gpu\x1b-2", "pulling")
+    assert capsys.readouterr().err.splitlines() == [
+        "gpunode: evaluating: 1 of 2 nodes, waiting for gpu\\x1b-2",
+        "gpunode: evaluating: 1 of 2 nodes, waiting for gpu\\x1b-2; gpu\\x1b-2: pulling",
+    ]

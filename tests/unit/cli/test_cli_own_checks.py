@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-sys.path += [str(Path(__file__).parents[2] / "contract"), str(Path(__file__).parent)]
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
 from bundles import pcie_4
-from own_registry import restored_registry
 
 from gpunode.checks import declared, registry
 from gpunode.checks.declared import steps
 from gpunode.checks.own_process import LIMIT_S
 from gpunode.cli import run
 from gpunode.facts.node import FACTS
+from gpunode.judging import own_checks
 
 SCRATCH = """
 checks:
@@ -99,8 +99,13 @@ def greedy(node, expect):
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    with restored_registry():
-        yield
+    """Restore the registry, which has own checks for the whole process."""
+    kept = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(registry).items()}
+    files = dict(own_checks._files)
+    yield
+    vars(registry).update(kept)
+    own_checks._files.clear()
+    own_checks._files.update(files)
 
 
 @pytest.fixture

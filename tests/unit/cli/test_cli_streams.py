@@ -1,4 +1,4 @@
-"""stdout and stderr that are full or closed, and Ctrl-C before a verb has begun."""
+"""stdout and stderr that are full or closed, Ctrl-C before a verb has begun, and tables for pipes and terminals."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import forked
 import pytest
 
+from gpunode.cli.streams import table_lines
 from gpunode.report import formats
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
@@ -99,3 +100,24 @@ def test_a_locale_that_lacks_a_character_ends_no_report(tmp_path: Path) -> None:
         timeout=60,
     )
     assert (ended.returncode, "\\xe9" in ended.stdout) == (3, True), ended.stderr
+
+
+LONG = "word " * 100
+ROWS = [("gpu-node-with-a-long-name-1", LONG), ("n2", "[bold]as it is[/bold]")]
+
+
+def test_a_row_is_one_line_in_a_pipe() -> None:
+    head, first, second = table_lines(("NODE", "TEXT"), ROWS)
+    assert head == f"{'NODE':<29}TEXT"
+    assert first == f"gpu-node-with-a-long-name-1  {LONG.rstrip()}"
+    assert second == f"{'n2':<29}[bold]as it is[/bold]"
+
+
+def test_on_a_terminal_all_but_the_first_column_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = list(table_lines(("NODE", "TEXT"), ROWS))
+    assert max(map(len, lines)) <= 60
+    assert sum("gpu-node-with-a-long-name-1" in line for line in lines) == 1
+    assert " ".join(lines).count("word") == 100

@@ -1,4 +1,4 @@
-"""YAML files of users: aliases that stand for gigabytes end in one line, in every file that a verb reads."""
+"""YAML files and inventories of users: what cannot be read, or stands for gigabytes, ends in one line."""
 
 import random
 import sys
@@ -18,6 +18,15 @@ sys.path.append(str(Path(__file__).parents[2]))
 from effort import effort
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
+
+
+def output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The line with which a verb refuses a file."""
+    assert run(arguments) == 2
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert len(answer.err.splitlines()) == 1
+    return answer.err
 
 
 def bomb(chance: random.Random) -> str:
@@ -76,11 +85,7 @@ def test_every_file_of_a_user_is_bounded(
     monkeypatch.chdir(tmp_path)
     Path("BOMB").write_text(bomb(random.Random(1)))  # noqa: S311
     Path("own.yml").write_text("own_checks: [BOMB]\n")
-    assert run([word.replace("@BOMB", f"@{tmp_path}/BOMB") for word in words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert "BOMB" in captured.err
+    assert "BOMB" in output([word.replace("@BOMB", f"@{tmp_path}/BOMB") for word in words], capsys)
 
 
 def test_also_an_inventory_that_ansible_could_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +109,45 @@ def test_ordinary_aliases_stay(tmp_path: Path) -> None:
     path.write_text("a: &a [1, {b: *a}]\n")
     with pytest.raises(UsageError, match="the value in line 1 contains an alias of itself"):
         read_mapping("--policy", path, "checks")
+
+
+BYTES = b"\xbb\xff \xfe\x00\n" * 99
+READERS = (["validate"], ["plan"], ["provision"])
+
+
+@pytest.mark.parametrize("verb", READERS, ids=" ".join)
+def test_a_list(verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("- gpu-1\n- gpu-2\n")
+    reason = "expected groups with their hosts (all: hosts: ...), found a list"
+    assert output([*verb, "-i", str(path)], capsys) == f"gpunode: inventory {path}: {reason}\n"
+
+
+@pytest.mark.parametrize("name", ["hosts", "hosts.yml"])
+def test_bytes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    path.write_bytes(BYTES)
+    assert output(["validate", "-i", str(path)], capsys) == f"gpunode: inventory {path}: not UTF-8 text\n"
+
+
+def test_a_file_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("- gpu-1\n")
+    assert f"inventory {path}: expected groups" in output(["validate", "-i", str(tmp_path)], capsys)
+
+
+def test_ansible_s_own_message_where_it_is_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("all: [\n")
+    assert f"{path}:2:1" in output(["validate", "-i", str(path)], capsys)
+
+
+@pytest.mark.parametrize("verb", [["plan"], ["provision"]], ids=" ".join)
+def test_a_variable_that_no_role_has(verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(
+        "all:\n  hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}}\n  vars: {ssh_hardning_state: present}\n"
+    )
+    err = output([*verb, "-i", str(path)], capsys)
+    assert f"{path}:3" in err
+    assert "ssh_hardening_state" in err
