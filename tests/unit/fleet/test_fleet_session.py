@@ -1,14 +1,18 @@
-"""The conversation with a node: sudo's prompt, noise, limits; over a local process with a sudo of the test's own."""
+"""The conversation with a node: sudo's prompt, noise, limits, over a local process; packets of Paramiko's transport."""
 
 import os
 import shlex
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
+from gpunode.fleet.connection import _limit_packets
 from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, probe_arguments, program
 
 # Behaves like sudo as far as the conversation goes: -n never asks, -S -p PROMPT asks on stderr and reads one line each.
@@ -36,7 +40,6 @@ for i in 1 2 3; do
 done
 echo "sudo: 3 incorrect password attempts" >&2; exit 1
 """
-
 Talk = Callable[..., bytes]
 
 
@@ -196,3 +199,17 @@ def test_no_process_is_left_by_an_abort() -> None:
             return
         time.sleep(0.05)
     raise AssertionError("the group lives on")
+
+
+@pytest.mark.parametrize("size", [(1 << 18) + 2052, (1 << 24) + 4, (1 << 31) + 4, (1 << 32) - 4])
+def test_a_packet_larger_than_sshs_is_refused_before_it_is_read(size: int) -> None:
+    local_end, remote_end = socket.socketpair()
+    with local_end, remote_end:
+        remote_end.sendall(b"SSH-2.0-node\r\n" + struct.pack(">I", size) + b"\x04\x14\x00\x00" + bytes(1 << 16))
+        transport = paramiko.Transport(local_end)
+        _limit_packets(transport)
+        try:
+            with pytest.raises(paramiko.SSHException, match="bytes announced"):
+                transport.start_client(timeout=20)
+        finally:
+            transport.close()
