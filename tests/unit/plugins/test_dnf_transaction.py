@@ -1,6 +1,6 @@
-"""Which packages dnf_transaction picks, and what it leaves alone, with a sack of the test in place of dnf's."""
+"""Which packages dnf_transaction picks, and what it leaves alone; signatures, units, and locks that roles share."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,3 +175,152 @@ def test_a_download_leaves_the_locks_alone(
     module.carried_out(question(hold=["library"], drop_locks=["bash-5.*"], download_only=only))
     assert base.done == (["fetched"] if coming else [])
     assert (locks.read_text(encoding="utf-8") == "bash-5.*\n") is only
+
+
+class Exceptions:
+    class Error(Exception):
+        """As dnf.exceptions has it."""
+
+
+class OtherKey:
+    """dnf where the repository's key is not the one that signed; its words are those of dnf 4 on such a node."""
+
+    def __init__(self) -> None:
+        self.transaction = SimpleNamespace(install_set=["nvidia-persistenced-3:580.95.05-1.el9.x86_64"])
+
+    def download_packages(self, packages: list[str]) -> None:
+        assert packages
+
+    def package_signature_check(self, package: str) -> tuple[int, str]:
+        return 1, f"Public key for {package}.rpm is not installed"
+
+    def package_import_key(self, package: str) -> None:
+        raise Exceptions.Error(
+            f"Public key for {package}.rpm is not installed. Failing package is: {package}\n GPG Keys"
+        )
+
+
+def test_a_package_of_another_key_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "dnf", SimpleNamespace(exceptions=Exceptions))
+    with pytest.raises(
+        module.TransactionRefusedError, match=r"^repository-unsigned: .*Public key for nvidia-persistenced"
+    ) as caught:
+        module.fetch(OtherKey())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_unit_of_a_removed_package_is_stopped_and_not_left_enabled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "usr/lib/systemd/system"
+    enabled = tmp_path / "multi-user.target.wants"
+    for folder in (shipped, enabled):
+        folder.mkdir(parents=True)
+    (shipped / "kept.service").write_text("", encoding="utf-8")
+    for name in ("gone.service", "kept.service", "foreign.service"):
+        (enabled / name).symlink_to(shipped / name)
+    ran: list[list[str]] = []
+    monkeypatch.setattr(module, "run", lambda argv, _limit_s: ran.append(argv))
+    package = SimpleNamespace(files=[str(shipped / "gone.service"), str(shipped / "kept.service"), "/usr/bin/tool"])
+    module.end_units(module.units_of([package]), str(tmp_path))
+    assert sorted(link.name for link in enabled.iterdir()) == ["foreign.service", "kept.service"]
+    assert ran == [["systemctl", "stop", "gone.service"], ["systemctl", "daemon-reload"]]
+
+
+CUDA, DCGM = "gpunode (role cuda)", "gpunode (role dcgm)"
+LIST = (
+    f"bash-5.*\n# BEGIN {CUDA}\na-0:1-1.*\nb-0:1-1.*\n# END {CUDA}\n# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\nzsh-5.*\n"
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "versionlock.list"
+    file.write_text(LIST, encoding="utf-8")
+    return file
+
+
+def written(path: Path, **question: Any) -> tuple[list[str], list[str]]:
+    """Write a role's part; the lines that came, and those that went."""
+    arguments = {"drop_locks": [], **question}
+    simulated = module.change_locks(str(path), CUDA, **arguments, write=False)
+    answer: tuple[list[str], list[str]] = module.change_locks(str(path), CUDA, **arguments, write=True)
+    assert answer == simulated
+    return answer
+
+
+def test_a_part_that_changes_stays_where_it_is(path: Path) -> None:
+    assert written(path, lock=["a-0:1-1.*"]) == ([], ["b-0:1-1.*"])
+    assert path.read_text(encoding="utf-8") == LIST.replace("b-0:1-1.*\n", "")
+    assert written(path, lock=["a-0:1-1.*", "b-0:1-1.*"]) == (["b-0:1-1.*"], [])
+    assert path.read_text(encoding="utf-8") == LIST
+
+
+def test_a_part_that_goes_leaves_those_of_others(path: Path) -> None:
+    assert written(path, lock=[]) == ([], ["a-0:1-1.*", "b-0:1-1.*"])
+    assert path.read_text(encoding="utf-8") == f"bash-5.*\n# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\nzsh-5.*\n"
+    assert written(path, lock=None) == ([], [])
+    assert written(path, lock=None, drop_locks=["zsh-5.*"]) == ([], ["zsh-5.*"])
+    assert path.read_text(encoding="utf-8") == f"bash-5.*\n# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\n"
+
+
+def test_lines_of_others_can_go_while_the_own_part_stays(path: Path) -> None:
+    assert written(path, lock=None, drop_locks=["bash-5.*"]) == ([], ["bash-5.*"])
+    assert path.read_text(encoding="utf-8") == LIST.replace("bash-5.*\n", "")
+
+
+@pytest.mark.parametrize("lost", [f"# END {CUDA}\n", f"# BEGIN {CUDA}\n"])
+def test_a_part_that_lost_a_mark_is_refused_and_no_line_is_lost(path: Path, lost: str) -> None:
+    damaged = LIST.replace(lost, "")
+    path.write_text(damaged, encoding="utf-8")
+    with pytest.raises(module.TransactionRefusedError, match="restore these marks"):
+        written(path, lock=["a-0:2-1.*"])
+    assert path.read_text(encoding="utf-8") == damaged
+
+
+def test_a_list_that_is_not_text_is_refused(path: Path) -> None:
+    path.write_bytes(b"caf\xe9-5.*\n")
+    with pytest.raises(OSError, match="is not UTF-8 text"):
+        written(path, lock=["a-0:2-1.*"])
+    assert path.read_bytes() == b"caf\xe9-5.*\n"
+
+
+def test_the_first_part_makes_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "plugins" / "versionlock.list"
+    assert written(path, lock=["a-0:1-1.*"]) == (["a-0:1-1.*"], [])
+    assert path.read_text(encoding="utf-8") == f"# BEGIN {CUDA}\na-0:1-1.*\n# END {CUDA}\n"
+
+
+class Sack:
+    """Installed packages, as dnf's sack answers for them."""
+
+    def __init__(self, installed: Mapping[str, str]) -> None:
+        self.rows = [SimpleNamespace(name=name, evr=evr) for name, evr in installed.items()]
+
+    def query(self) -> "Sack":
+        return self
+
+    def installed(self) -> list[SimpleNamespace]:
+        return self.rows
+
+
+def test_what_is_held_is_locked_as_it_is_when_the_transaction_is_done() -> None:
+    base = SimpleNamespace(sack=Sack({"nccl": "2.29-1", "nccl-devel": "2.29-1", "bash": "5-1", "nccl-old": "1-1"}))
+    answer = {"install": {"nccl": "1:2.30-1"}, "remove": ["nccl-old"]}
+    lines = module.lines_of_holds(base, {"hold": ["nccl*"], "state": "present"}, answer)
+    assert lines == ["nccl-1:2.30-1.*", "nccl-devel-0:2.29-1.*"]
+
+
+@pytest.mark.parametrize(
+    ("question", "lines"),
+    [
+        ({"lock_mark": CUDA, "hold": []}, []),
+        ({"lock_mark": "gpunode", "hold": ["a"]}, []),
+        ({"lock_mark": "gpunode", "hold": []}, None),
+    ],
+    ids=["own section", "shared section, asked for", "shared section"],
+)
+def test_a_removal_leaves_the_section_that_callers_share(question: dict[str, Any], lines: list[str] | None) -> None:
+    base = SimpleNamespace(sack=Sack({}))
+    answer: dict[str, Any] = {"install": {}, "remove": ["b"]}
+    assert module.lines_of_holds(base, {"state": "absent", **question}, answer) == lines
