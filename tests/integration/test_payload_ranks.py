@@ -1,4 +1,4 @@
-"""Measurements with a real PyTorch on the processor: corruption found by block, links and ranks by name.
+"""Measurements with a real PyTorch on the processor: corruption by block, links and ranks by name, their arithmetic.
 
 GPUNODE_TORCH_PYTHON names a Python with PyTorch, see test_payload_torch.py. Nothing here is a figure of a GPU.
 """
@@ -13,7 +13,6 @@ from payload_programs import NEEDS_TORCH, program
 from gpunode.facts.models.measured import GemmValues, PairsValues, TrainingValues
 
 pytestmark = NEEDS_TORCH
-
 CORRUPT = """
 import json, torch
 from gpunode.workload.payload import copies, gemm
@@ -217,3 +216,60 @@ def test_a_wrong_gradient_is_counted(archive: Path) -> None:
     assert losses[-1] < losses[0]
     assert right["sharded"]["values"]["expected_seconds"] is not None
     assert right["replicated"]["values"]["expected_seconds"] is None
+
+
+WITHOUT_A_GPU = {
+    "the product on the processor is the plain one, and one wrong row of it is found in every round": (
+        """
+from gpunode.workload.payload import frameworks
+one, other = frameworks.sparse(torch, 96), frameworks.signs(torch, 96, 96)
+assert torch.equal(frameworks.sparse_product(torch, one, other), one @ other)
+assert int((one != 0).sum(dim=1).max()) <= 256
+plain = frameworks.sparse_product
+frameworks.sparse_product = lambda *matrices: plain(*matrices).index_fill_(0, torch.tensor([5]), 99.0)
+print(frameworks.matmul(None)["wrong"])
+""",
+        5 * 512,
+    ),
+    "a bit that is stuck shows in one of the two patterns": (
+        """
+from gpunode.workload.payload import frameworks
+places = torch.arange(4096, dtype=torch.int32)
+pieces = [torch.empty_like(places) for _ in range(5)]
+assert sum(frameworks.wrong_words(torch, places, pieces, pattern) for pattern in frameworks.PATTERNS) == 0
+plain = torch.Tensor.bitwise_xor_
+def stuck(piece, places):
+    piece[17] |= 4
+    return plain(piece, places)
+torch.Tensor.bitwise_xor_ = stuck
+print(sum(frameworks.wrong_words(torch, places, pieces, pattern) for pattern in frameworks.PATTERNS))
+""",
+        5,
+    ),
+    "copies arrive": (
+        """
+from gpunode.workload.payload import copies
+cpu = torch.device("cpu")
+assert copies.wrong_peers(torch, [cpu] * 3, 4096) == []
+plain = torch.Tensor.to
+torch.Tensor.to = lambda given, *words, **more: plain(given, *words, **more) + 1
+print(len(copies.wrong_peers(torch, [cpu] * 3, 4096)))
+""",
+        6,
+    ),
+    "a product in FP8 is exact": (
+        """
+from gpunode.workload.payload import frameworks
+frameworks.FP8_ROWS, frameworks.FP8_COLUMNS = 64, 128  # the whole size takes a processor half a minute
+print(frameworks.wrong_fp8_elements(torch, torch.device("cpu")))
+""",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("part", list(WITHOUT_A_GPU))
+def test_what_a_gpu_computes_is_compared_rightly(archive: Path, part: str) -> None:
+    """The arithmetic of parts that need a GPU, on the processor, with the payload as it is sent."""
+    text, printed = WITHOUT_A_GPU[part]
+    assert program(archive, f"import torch{text}") == printed
