@@ -1,10 +1,10 @@
-"""Bundles to judge, and edits of their raw text."""
+"""Bundles to judge, and mutants of them: edits of raw text that one check must find."""
 
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -35,7 +35,6 @@ from gpunode.judging.report import WORST_FIRST
 from gpunode.probe.bundle import Bundle
 
 __all__ = ["DRIVER_NODE", "Document"]
-
 KERNEL = PCIE_2.kernel
 PLACEHOLDER = re.compile(r"(?<![\w}])\{[A-Za-z_][^{}]*\}")
 """A name in braces that was left in a text, as of a string that lacks its ``f``; neither JSON nor a key of Perl."""
@@ -218,3 +217,35 @@ def by_check(findings: Sequence[Finding]) -> Mapping[str, Status]:
     for finding in findings:
         by_id.setdefault(finding.check, []).append(finding.status)
     return {check: min(statuses, key=WORST_FIRST.index) for check, statuses in by_id.items()}
+
+
+Base = Callable[[], Document]
+Missing = dict[str, list[tuple[Base, list[Edit]]]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit that one check must find."""
+
+    check: str
+    name: str
+    base: Base
+    edits: list[Edit]
+    becomes: Status = Status.FAIL
+    skips: tuple[str, ...] = ()
+    """Checks that have nothing to look at any more."""
+    unknown: tuple[str, ...] = ()
+    """Checks that lack their data now."""
+    expect: Expectation = field(default_factory=Expectation)
+    everywhere: bool = False
+    """It is of every GPU of the node: each has a finding."""
+
+
+def garbled(command: str, text: str = "garbage\n") -> list[Edit]:
+    """The command printed something that is not an answer."""
+    return [Edit(("commands", command, "stdout"), None, text)]
+
+
+def cut(command: str) -> list[Edit]:
+    """The command printed more than the probe keeps."""
+    return [Edit(("commands", command, "truncated"), None, True)]

@@ -12,14 +12,18 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 import test_checks
-from bundles import apply, facts_of
-from mutant import Mutant
-from test_failures_page import QUOTED, ROWS
+from bundles import Mutant, apply, facts_of
 
 from gpunode.checks import Status, judge
 from gpunode.checks.pages import CheckPage, ExampleFinding, ReportedFailure
 
-FILE = Path(__file__).parents[2] / "gpunode/checks/pages.json"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "gpunode/checks/pages.json"
+FAILURES = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|\n").split(" | ")] for line in re.findall(r"(?m)^\| \d+ \|.*$", FAILURES)
+]
+QUOTED = re.compile(r"(fault )?`([^`]+)`")
 SHOWN = (Status.FAIL, Status.WARN, Status.NOTE, Status.ERROR)
 
 

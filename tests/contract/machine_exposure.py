@@ -1,4 +1,4 @@
-"""What of a simulated node can be reached: rules, sockets and addresses as recorded (tests/fixtures/exposure.json)."""
+"""What of a simulated node can be reached, as recorded (tests/fixtures): rules, sockets, addresses, the SSH daemon."""
 
 import json
 from collections.abc import Iterator
@@ -40,3 +40,12 @@ def exposure_commands(machine: Machine) -> dict[str, Document]:
         commands["nft-ruleset"]["stdout"] = json.dumps({"nftables": [head]}) + "\n"
         commands["nft-own"] |= {"stdout": "", "stderr": NO_TABLE, "rc": 1}
     return commands
+
+
+SSH_DAEMON: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "fixtures/ssh/daemon.json").read_text(encoding="utf-8")
+)
+
+
+def ssh_commands() -> dict[str, Document]:
+    return {key: answer(reply["stdout"], reply["rc"], argv=tuple(reply["argv"])) for key, reply in SSH_DAEMON.items()}

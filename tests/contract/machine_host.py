@@ -3,10 +3,9 @@
 
 from collections.abc import Iterator
 
-from machine_driver import device_files
+from machine_driver import NVME_SLOT, device_files
 from machine_exposure import has_no_policy
 from machine_packages import module_looks, toolkit
-from machine_pci import NVME_SLOT
 from machine_shapes import SECURE_BOOT, Document, Machine, answer, recorded
 
 

@@ -4,7 +4,10 @@ from bundles import (
     GONE,
     KERNEL,
     Edit,
+    Missing,
+    Mutant,
     driver_node,
+    garbled,
     grace,
     hgx,
     not_run,
@@ -15,7 +18,6 @@ from bundles import (
     with_two_gpus,
 )
 from machines import GRACE, PCI, SECURE_BOOT
-from mutant import Missing, Mutant, garbled
 
 from gpunode.checks import Expectation, Status
 

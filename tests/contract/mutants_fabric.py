@@ -1,9 +1,25 @@
 # ruff: noqa: E501 - lines are as long as the tools print them
 """Mutants of the checks on processors, power, RDMA adapters beside each other, the BMC, and Xids that belong together."""
 
-from bundles import GONE, Edit, grace, guest, hgx, hgx_4, hgx_b200, not_run, stdout, t4, text, timed_out
+from bundles import (
+    GONE,
+    Edit,
+    Missing,
+    Mutant,
+    cut,
+    garbled,
+    grace,
+    guest,
+    hgx,
+    hgx_4,
+    hgx_b200,
+    not_run,
+    stdout,
+    t4,
+    text,
+    timed_out,
+)
 from machines import PCI
-from mutant import Missing, Mutant, cut, garbled
 from mutants_gpu import tag
 
 from gpunode.checks import Expectation, Status

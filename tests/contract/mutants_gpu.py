@@ -2,6 +2,10 @@
 
 from bundles import (
     Edit,
+    Missing,
+    Mutant,
+    cut,
+    garbled,
     grace,
     guest,
     hgx,
@@ -17,7 +21,6 @@ from bundles import (
     with_two_gpus,
 )
 from machines import HGX, HGX_4, PCI
-from mutant import Missing, Mutant, cut, garbled
 
 from gpunode.checks import Expectation, Status
 

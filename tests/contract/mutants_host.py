@@ -1,8 +1,7 @@
 """Mutants of the checks on the host."""
 
-from bundles import Edit, hgx, not_run, pcie_4, stdout, t4, text, timed_out, with_two_gpus
+from bundles import Edit, Missing, Mutant, garbled, hgx, not_run, pcie_4, stdout, t4, text, timed_out, with_two_gpus
 from machines import PCI
-from mutant import Missing, Mutant, garbled
 from mutants_gpu import LOG
 
 from gpunode.checks import Status

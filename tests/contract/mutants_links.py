@@ -1,8 +1,22 @@
 """Mutants of the checks on links: PCI Express, topology, NVLink, fabric, InfiniBand."""
 
-from bundles import Edit, hgx, hgx_4, hgx_b200, not_run, pcie_4, stdout, t4, text, timed_out
+from bundles import (
+    Edit,
+    Missing,
+    Mutant,
+    cut,
+    garbled,
+    hgx,
+    hgx_4,
+    hgx_b200,
+    not_run,
+    pcie_4,
+    stdout,
+    t4,
+    text,
+    timed_out,
+)
 from machines import HGX, PCI
-from mutant import Missing, Mutant, cut, garbled
 from mutants_gpu import smi, tag
 
 from gpunode.checks import Expectation, Status

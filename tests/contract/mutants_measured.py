@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from bundles import Edit, hgx_measured, pcie_measured, result
-from mutant import Base, Missing, Mutant
+from bundles import Base, Edit, Missing, Mutant, hgx_measured, pcie_measured, result
 from mutants_workload import broke, not_known, value
 
 from gpunode.checks import Expectation, Status

@@ -1,7 +1,6 @@
 """Mutants of the checks on engines, services, Slurm, DCGM, the host's state, and RoCE's address tables."""
 
-from bundles import Edit, grace, hgx, hgx_4, not_run, stdout, t4, text, timed_out
-from mutant import Missing, Mutant, garbled
+from bundles import Edit, Missing, Mutant, garbled, grace, hgx, hgx_4, not_run, stdout, t4, text, timed_out
 from mutants_host import log
 
 from gpunode.checks import Status

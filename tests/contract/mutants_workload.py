@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from bundles import Edit, hgx, hgx_b200, pcie_4, result, t4
-from mutant import Base, Missing, Mutant
+from bundles import Base, Edit, Missing, Mutant, hgx, hgx_b200, pcie_4, result, t4
 
 from gpunode.checks import Status, registry
 

@@ -19,12 +19,13 @@ import mutants_host
 import mutants_links
 import mutants_measured
 import mutants_services
-import mutants_ssh
 import mutants_workload
 import pytest
 from bundles import (
     PLACEHOLDER,
+    Base,
     Edit,
+    Mutant,
     apply,
     by_check,
     driver_node,
@@ -45,7 +46,6 @@ from bundles import (
 )
 from effort import effort
 from machines import Document
-from mutant import Base, Mutant
 
 from gpunode.checks import Expectation, Status, registry
 from gpunode.checks.registry import Check
@@ -63,7 +63,6 @@ TABLES = (
     mutants_workload,
     mutants_exposure,
     mutants_measured,
-    mutants_ssh,
 )
 MUTANTS = [mutant for table in TABLES for mutant in table.MUTANTS]
 MISSING = {check: cases for table in TABLES for check, cases in table.MISSING.items()}

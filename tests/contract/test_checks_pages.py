@@ -1,14 +1,19 @@
-"""``gpunode checks ID``: a page for every check, with examples and reported failures that are up to date."""
+"""``gpunode checks ID`` has a page for every check; docs/failures.md, from which pages quote, is right and proven."""
 
 import random
+import re
+from collections import Counter
 
 import checks_pages
 import pytest
+import yaml
+from checks_pages import FAILURES, QUOTED, ROOT, ROWS
 from effort import EVERYTHING
 
 from gpunode.checks import registry
 from gpunode.checks.pages import pages
 from gpunode.cli import run
+from gpunode.lab.simulator import faults
 
 WITHOUT_EXAMPLE = {"node.reachable"}
 """A host that could not be reached has no bundle, and so no mutant."""
@@ -54,3 +59,38 @@ def test_an_id_that_is_none_is_refused_with_the_nearest(capsys: pytest.CaptureFi
 def test_an_empty_id_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checks", ""]) == 2
     assert capsys.readouterr().err.startswith("gpunode: unknown check (empty): known: ")
+
+
+CONDITIONS = yaml.load((ROOT / "tests/bench/conditions.yml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+ROLES = {path.name for path in (ROOT / "roles").iterdir() if path.is_dir()}
+THREAD = re.compile(r"[\w.-]+/[\w.-]+#\d+(, [\w.-]+/[\w.-]+#\d+)*")
+
+
+def finds(name: str) -> set[str]:
+    """The checks that a condition must turn."""
+    return {finding.split()[0] for finding in CONDITIONS[name]["finds"]}
+
+
+def test_there_are_forty_in_order_and_the_counts_are_right() -> None:
+    assert [row[0] for row in ROWS] == [str(number) for number in range(1, 41)]
+    assert {len(row) for row in ROWS} == {8}
+    now = Counter(row[7] for row in ROWS)
+    assert f"\nNow: {now['yes']} yes, {now['half']} half, {now['no']} no.\n" in FAILURES
+    assert now.total() == now["yes"] + now["half"] + now["no"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_row_names_what_there_is_and_a_proof_of_its_check(row: list[str]) -> None:
+    _, _, threads, prevented, detected, shown, remedy, now = row
+    assert THREAD.fullmatch(threads)
+    assert {name for _, name in QUOTED.findall(prevented)} <= ROLES
+    checks = {name for _, name in QUOTED.findall(detected)}
+    assert checks <= set(IDS)
+    proofs = QUOTED.findall(shown)
+    assert not QUOTED.sub("", shown).strip(", "), "a proof is a condition of the bench, or a fault of the lab"
+    assert (now == "no") == (not checks) == (not proofs) == (remedy == "none")
+    for kind, name in proofs:
+        if kind == "fault ":
+            assert name in faults.KINDS
+        else:
+            assert finds(name) & checks, f"the condition {name} turns none of {sorted(checks)}"

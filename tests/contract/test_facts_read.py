@@ -1,18 +1,24 @@
 """Every field of the facts is read by a check, a role, a verb or an example of a site's check, or has a reason here.
 
 A fact that is collected and never judged hides a fault and costs the node time. The list only gets shorter. Fields are
-found by name: one that shares its name with a field that is read counts as read.
+found by name: one that shares its name with a field that is read counts as read. The table of facts
+is complete, and the contract's nodes are whole: the real probe finds on each all that the facts are read from.
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import facts_table
+import pytest
+from bundles import facts_of
+from machines import GRACE, GUEST, HGX, HGX_4, HGX_B200, PCI, PCIE_2, PCIE_4, T4_1, V100_2, Machine, bundle
 from pydantic import BaseModel
 
-from gpunode.facts.node import NodeFacts
+from gpunode.facts.node import FACTS, NodeFacts
 
 ROOT = Path(__file__).parents[2]
 READERS = (
@@ -124,3 +130,45 @@ def test_every_fact_is_read_or_has_a_reason() -> None:
 def test_the_list_only_gets_shorter() -> None:
     assert len(UNREAD) == MOST_UNREAD
     assert all(len(reason.split()) > 3 for reason in UNREAD.values())
+
+
+OF_THE_BUNDLE = {"records", "unanswered"}
+"""Results of workloads, and what did not answer: of the bundle itself, and of all its commands."""
+
+
+def test_the_table_has_every_fact() -> None:
+    assert FACTS.keys() == facts_table.fields()
+    assert {cells[0] for cells in facts_table.rows()} == {f"`{name}`" for name in FACTS}
+
+
+def test_every_fact_is_read_from_something() -> None:
+    assert {name for name, (commands, files) in facts_table.sources().items() if not commands | files} <= OF_THE_BUNDLE
+
+
+def test_every_fact_is_described() -> None:
+    plain = {name for name, (_, text) in facts_table.described().items() if not text}
+    assert plain & facts_table.fields() == set()
+
+
+MACHINES = (GRACE, GUEST, HGX, HGX_4, HGX_B200, PCIE_2, PCIE_4, T4_1, V100_2)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_no_fact_of_a_node_is_unknown(machine: Machine) -> None:
+    assert facts_of(json.dumps(bundle(machine))).gaps == {}
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_bus_driver_and_tools_agree_on_the_gpus(machine: Machine) -> None:
+    document = bundle(machine)
+    node = facts_of(json.dumps(document))
+    assert [slot for slot in document["files"][PCI].split() if slot in machine.slots] == sorted(machine.slots)
+    assert node.smi is not None
+    assert node.smi.document is not None
+    assert [gpu.uuid for gpu in node.smi.document.gpus] == list(machine.uuids)
+    assert [gpu.pci_bus_id for gpu in node.smi.document.gpus] == list(machine.slots)
+
+
+def test_a_bundle_is_the_callers_own() -> None:
+    bundle(T4_1)["files"].clear()
+    assert bundle(T4_1)["files"]

@@ -7,6 +7,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -261,3 +262,18 @@ def test_a_docstring_without_a_verb_is_found() -> None:
         'def a():\n    """The value."""\n\n\ndef b():\n    """Return the value."""\n\n\ndef _c():\n    """None."""\n'
     )
     assert [line for line, _ in without_verb(source)] == [1]
+
+
+OF_ANSIBLE = {"ActionModule", "FilterModule", "CallbackModule"}
+"""Names by which Ansible finds plugins."""
+
+
+def test_no_two_modules_have_a_public_class_of_the_same_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for folder in ("gpunode", "plugins"):
+        for path in sorted(path for path in (ROOT / folder).rglob("*.py") if not path.is_symlink()):
+            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
+                    places[statement.name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 300
+    assert {name: paths for name, paths in places.items() if len(paths) > 1 and name not in OF_ANSIBLE} == {}

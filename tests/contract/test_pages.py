@@ -1,17 +1,19 @@
-"""What is written by hand in a second place: tables of the documentation, and what the simulator knows."""
+"""What is written by hand in a second place: tables and claims of pages, and what the simulator knows."""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import mutants_gpu
 import mutants_links
 import pytest
-from bundles import apply, copied, hgx
+from bundles import Mutant, apply, copied, hgx
 from docs_tables import MARK, with_tables
-from mutant import Mutant
+from published_rules import rules, tables
 
+from gpunode.catalog import load
 from gpunode.checks import registry
 from gpunode.cli import run
 from gpunode.cli.verbs import VERBS
@@ -161,3 +163,108 @@ def test_the_pages_stay_short() -> None:
     assert set(words) > REFERENCE
     total = sum(number for name, number in words.items() if name not in REFERENCE)
     assert total <= MOST_WORDS, f"docs/*.md: {total - MOST_WORDS} words too many: shorten the page that you changed"
+
+
+GUIDES = (ROOT / "docs/guides.md").read_text(encoding="utf-8")
+TOPICS = [
+    tuple(cell.strip() for cell in line.strip("|").split(" | "))
+    for line in GUIDES.splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
+STATES = ("proven", "built", "documented", "missing", "not sensible")
+FILES = ("docs/", "tests/", "contrib/", "inventory/")
+
+
+def answers(text: str) -> list[str]:
+    """Return the verbs, checks, roles and files of a cell that exist."""
+    checks, roles = {check.id for check in registry}, {path.name for path in (ROOT / "roles").iterdir()}
+    existing = []
+    for quoted in re.findall(r"`([^`]+)`", text):
+        verb = re.match(r"gpunode ([a-z]+)", quoted)
+        known = (verb and verb[1] in VERBS) or quoted in checks or quoted in roles
+        existing += [quoted] if known or (quoted.startswith(FILES) and (ROOT / quoted).is_file()) else []
+    return existing
+
+
+def test_every_topic_has_its_row() -> None:
+    assert [len(row) for row in TOPICS] == [4] * len(TOPICS)
+    assert [int(row[0]) for row in TOPICS] == list(range(1, 141))
+    assert len({row[1] for row in TOPICS}) == len(TOPICS)
+
+
+def test_every_answer_exists() -> None:
+    assert {row[3] for row in TOPICS} <= set(STATES)
+    assert [row[:3] for row in TOPICS if row[3] in STATES[:3] and not answers(row[2])] == []
+    dotted = {word for row in TOPICS for word in re.findall(r"`([a-z]+\.[a-z-]+)`", row[2])}
+    assert dotted - {check.id for check in registry} - {"ddp.sharded"} == set()
+    assert [row[:2] for row in TOPICS if len(row[2]) < 8] == []
+
+
+def test_the_page_counts_its_states() -> None:
+    counted = Counter(row[3] for row in TOPICS)
+    head = GUIDES.partition("\n- **")[0].replace("\n", " ")
+    stated = {name: int(number) for number, name in re.findall(rf"(\d+) ({'|'.join(STATES)})", head)}
+    assert stated == {name: counted[name] for name in STATES}
+    assert (counted["documented"], counted["missing"]) == (0, 0)
+
+
+def test_a_row_without_its_answer_is_found() -> None:
+    assert answers(
+        "`gpunode top`, `gpu.stuck`, role `storage`, `docs/top.md`, `docs/none.md`, `gpunode fly`, `gpu.fly`"
+    ) == [
+        "gpunode top",
+        "gpu.stuck",
+        "storage",
+        "docs/top.md",
+    ]
+
+
+PUBLISHED = [row for part in rules() for row in part["rules"]]
+
+
+def test_each_rule_has_a_line() -> None:
+    assert len(re.findall(r"(?m)^\| (?!rule|---)", tables())) == len(PUBLISHED)
+
+
+def test_every_row_names_what_there_is_and_a_reason() -> None:
+    known = {check.id for check in registry}
+    for row in PUBLISHED:
+        assert set(row) <= {"rule", "ours", "limits", "xids", "why"}, row["rule"]
+        assert set(row["ours"]) <= known, row["rule"]
+        assert row["why"].strip().endswith("."), row["rule"]
+        assert all(load().xid(number) for number in row.get("xids", ())), row["rule"]
+
+
+def test_a_limit_belongs_to_a_check_of_its_row() -> None:
+    for row in PUBLISHED:
+        thresholds = {limit.name for check in row["ours"] for limit in registry[check].thresholds}
+        assert set(row.get("limits", ())) <= thresholds, row["rule"]
+
+
+def test_what_health_validation_publishes_as_numbers_is_ours_too() -> None:
+    """Their figures, as the reference has them: a change of ours has to be explained on the page."""
+    limits = registry.thresholds
+    power = [limits[f"gpu.power-draw.{name}-watts"].by["gb200"] for name in ("least", "most")]
+    flaps = [limits["rdma.flaps.long"].default, limits["rdma.flaps.long-outages"].default]
+    links = [load().gpus[model].nvlink for model in ("h100-sxm5-80gb", "gb200", "gb300")]
+    speeds = [link.line_gb_per_s for link in links if link is not None]
+    nodes = [load().platform(f"{name}-nvl72-tray-4").numa_nodes for name in ("gb200", "gb300")]
+    assert (power, flaps, speeds, nodes) == ([65, 1500], [30, 1], [26.562, 53.125, 53.125], [34, 34])
+
+
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    table = SECURITY.partition("## Promises")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| **")]
+    assert len(rows) >= 11
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/.]+)`", row)
+        assert named, row
+        assert [name for name in named if not (ROOT / name).is_file()] == [], row
+
+
+def test_all_files_that_the_page_names_exist() -> None:
+    named = set(re.findall(r"`((?:tests|gpunode|roles)/[\w/.]+)`", SECURITY))
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import machine_node
 import pytest
 from effort import effort
-from machines import GRACE, GUEST, HGX, HGX_B200, PCIE_2, T4_1, V100_2
+from machines import GRACE, GUEST, HGX, HGX_B200, PCIE_2, T4_1, V100_2, text_of
 from site_samples import ORDER, Machine, settings
 
 from gpunode.facts.node import FACTS, facts_from_bundle
@@ -61,7 +60,7 @@ class Recorder(script.Probe):
 @cache
 def recorded() -> tuple[dict[str, Any], ...]:
     """Bundles of the simulated nodes, and the recorded ones."""
-    simulated = [json.loads(machine_node.text_of(machine)) for machine in NODES]
+    simulated = [json.loads(text_of(machine)) for machine in NODES]
     return (*simulated, *(json.loads(path.read_text(encoding="utf-8")) for path in sorted(BUNDLES.glob("*.json"))))
 
 

@@ -16,8 +16,7 @@ import mutants_links
 import mutants_measured
 import mutants_workload
 import pytest
-from bundles import apply
-from mutant import Mutant
+from bundles import Mutant, apply
 
 from gpunode.catalog import Catalog, Row, load
 from gpunode.catalog.read import read

@@ -12,7 +12,7 @@ from datetime import date
 from typing import Any
 
 import evidence
-from listed_boards import LAST, boards, device, named
+from evidence import LAST, boards, device, named
 
 RELEASE_MD = """
 2.9-2.10 x86_64

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from listed_boards import boards
+from evidence import boards
 from packaging.version import Version
 
 from gpunode.catalog import load, open_modules
