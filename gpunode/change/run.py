@@ -1,4 +1,4 @@
-"""The run of a change: waves of nodes along the edges of ``states``, each act recorded before it begins.
+"""The run of a change: waves of nodes along the edges of ``journal``, each act recorded before it begins.
 
 What is done on nodes and who hands out work are behind two interfaces; the run itself has no other effect. It may be
 killed at any moment: the next one with the same journal continues. Each act may be repeated.

@@ -111,8 +111,10 @@ class Evaluator:
         try:
             head, _, document = self._workers("document", node.answer, derive).partition(b"\n")
             return None, document, _returned(model, head) if head else None
-        except (UsageError, Exceeded) as err:
+        except Exceeded as err:
             return (str(err), None, None) if derive is None else self._saved(node, model, None)
+        except UsageError as err:
+            return str(err), None, None
 
     def _judged(self, node: Collected, *, strict: bool) -> JudgedNode:
         if node.answer is None:

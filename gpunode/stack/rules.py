@@ -110,7 +110,7 @@ class RuleDeclaration(TypedDict):
     facts: NotRequired[str]
     """Sources of its facts: sections of the catalog."""
     needs: NotRequired[tuple[str, ...]]
-    """The bounds that it needs, ``branches.native_cuda`` (see ``bounds``): if the catalog does not have one, or is not
+    """The bounds that it needs, ``branches.native_cuda``: if the catalog does not have one, or is not
     sure of it, acceptance is a warning.
 
     R09 follows from R06 and R07; R11 and R12 themselves warn of an unsure board, R13 of an unknown end of life; R16
