@@ -217,7 +217,7 @@ class FabricNodes:
         common = {
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(self.folder / "identity"),
-            "ansible_ssh_common_args": f"-o UserKnownHostsFile={self.folder}/known_hosts -o IdentitiesOnly=yes",
+            "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={self.folder}/known_hosts -o IdentitiesOnly=yes",
         }
         hosts = {name: {"ansible_host": self.address(name), "gpunode_rack": self.racks[name]} for name in self.names}
         (self.folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}), "utf-8")

@@ -94,7 +94,9 @@ def slurm(nodes: FabricNodes, names: Sequence[str]) -> Iterator[dict[str, str]]:
 
 def mpi_environment(nodes: FabricNodes) -> dict[str, str]:
     """How mpirun reaches the nodes, and that it runs as root."""
-    ssh = f"ssh -i {nodes.folder}/identity -o IdentitiesOnly=yes -o UserKnownHostsFile={nodes.folder}/known_hosts"
+    ssh = (
+        f"ssh -F none -i {nodes.folder}/identity -o IdentitiesOnly=yes -o UserKnownHostsFile={nodes.folder}/known_hosts"
+    )
     return {
         "OMPI_MCA_plm_rsh_agent": ssh,
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
