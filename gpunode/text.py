@@ -5,7 +5,7 @@ This module imports nothing of gpunode, so every room may use it.
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -109,6 +109,12 @@ def moment(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def is_recent(text: str | None, at: str | None, within: timedelta) -> bool:
+    """Return whether a log line's time is at most so long before another time; True if one of them is not known."""
+    then, end = moment(text), moment(at)
+    return then is None or end is None or end - then <= within
 
 
 def now() -> str:

@@ -9,7 +9,7 @@ from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.system import BmcEvent, BmcSensor
-from gpunode.text import counted, listed, moment
+from gpunode.text import counted, is_recent, listed
 
 IPMI = "IPMI 2.0, sensor types and event states as ipmitool prints them"
 OBSTACLES = {
@@ -75,8 +75,7 @@ def events(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _is_recent(node: NodeFacts, event: BmcEvent) -> bool:
     """Return True for a recent event, and for one without a time: the BMC's clock was not set."""
-    then, now = moment(event.time), moment(node.collected_at)
-    return then is None or now is None or now - then <= timedelta(days=LOOK_BACK.value)
+    return is_recent(event.time, node.collected_at, timedelta(days=LOOK_BACK.value))
 
 
 def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:

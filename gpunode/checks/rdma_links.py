@@ -14,7 +14,7 @@ from gpunode.facts.network import IbDevice
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.pci import PciDevice
 from gpunode.facts.rdma import LinkEvent
-from gpunode.text import counted, listed, moment, seconds_between
+from gpunode.text import counted, is_recent, listed, seconds_between
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, rdma_linkflap_fatal"
 AZURE = "azurehpc-health-checks: 5 lost carriers in 24 h"
@@ -147,8 +147,7 @@ def _flaps_of(node: NodeFacts, name: str, downtimes: list[Outage], layer: str | 
 
 
 def _is_recent(node: NodeFacts, outage: Outage) -> bool:
-    then, now = moment(outage.began), moment(node.collected_at)
-    return then is None or now is None or now - then <= timedelta(hours=WINDOW.value)
+    return is_recent(outage.began, node.collected_at, timedelta(hours=WINDOW.value))
 
 
 def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:

@@ -14,7 +14,7 @@ from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xid_meaning import ECC_MOST, RECOVERY, REPEATED, SOURCE, xid_verdict
 from gpunode.facts.kernel_log import KernelEvent
 from gpunode.facts.node import NodeFacts
-from gpunode.text import counted, listed, moment
+from gpunode.text import counted, is_recent, listed, moment
 
 BY_SEVERITY = (Status.FAIL, Status.WARN, Status.PASS)
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
@@ -320,8 +320,7 @@ def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple
 
 
 def _is_recent(node: NodeFacts, event: KernelEvent) -> bool:
-    then, now = moment(event.time), moment(node.collected_at)
-    return then is None or now is None or now - then <= timedelta(hours=LOOK_BACK.value)
+    return is_recent(event.time, node.collected_at, timedelta(hours=LOOK_BACK.value))
 
 
 def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> CheckResult:

@@ -55,6 +55,7 @@ MODPROBE_FOLDERS = (
 )
 GPU_MODULE = re.compile(r"/nvidia([-_](current|tesla|legacy|open|srv|server|\d+(xx)?))*\.ko(\.(gz|xz|zst))?$")
 
+_CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _WORD = re.compile(r"[\w.+~:^-]{1,255}", re.ASCII)
 
@@ -93,6 +94,18 @@ class BundleReader:
         if text is None and path in self._unreadable:
             raise UnknownFactError(f"could not be read: {first_line(self._unreadable[path])}")
         return text
+
+    def chosen(self, path: str) -> str | None:
+        """Return the word in brackets of a kernel's file that lists the choices; None without the file; raise as
+        ``text`` does.
+        """
+        text = self.text(path)
+        if text is None:
+            return None
+        match = _CHOSEN.search(text)
+        if not match:
+            raise ParseError(f"expected a word in brackets in {path}, found '{first_line(text)}'")
+        return match[1]
 
     def has_file(self, path: str) -> bool:
         """Return True if the probe read the path and kept the answer."""

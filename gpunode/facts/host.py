@@ -20,7 +20,6 @@ _MEMINFO_LINE = re.compile(r"(?:Node [0-9]{1,6} )?([A-Za-z0-9_()]{1,40}):\s{1,40
 _ALLOWED = re.compile(r"(?m)^Cpus_allowed_list:[ \t]{1,9}(\S{0,4000})$")
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _MOST_CPUS = 65536
-_CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 
 
 class Machine(Fact):
@@ -269,13 +268,7 @@ def read_memory_controllers(bundle: BundleReader) -> tuple[MemoryController, ...
 
 def read_transparent_hugepages(bundle: BundleReader) -> str:
     """Return the value in brackets; ``never`` for a kernel without them."""
-    text = bundle.text(_THP)
-    if text is None:
-        return "never"
-    match = _CHOSEN.search(text)
-    if not match:
-        raise ParseError(f"expected a word in brackets in {_THP}, found '{first_line(text)}'")
-    return match[1]
+    return bundle.chosen(_THP) or "never"
 
 
 class HostFacts(FactArea):

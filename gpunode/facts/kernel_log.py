@@ -9,7 +9,6 @@ from gpunode.facts.models.smi import Failure
 from gpunode.facts.parsers import nvrm
 from gpunode.facts.parsers.values import bus_id
 
-_BOOT = re.compile(r"Linux version \d")
 _SIMULATED = re.compile(r"Linux version \S{1,100} \(gpunode-lab\)")
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:[+-]\d\d:?\d\d|Z)?)\s+(?:\S{1,255} kernel: )?(.*)"
@@ -108,7 +107,7 @@ def read_earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
         return ()
     boots: list[list[str]] = [[]]
     for line in bundle.output("journal-xids").split("\n"):
-        if _BOOT.match(nvrm.message_of(line)):
+        if nvrm.begins_boot(line):
             boots.append([])
         # The second line of a message is indented: users can write it.
         boots[-1] += [line[:_LINE_LIMIT].rstrip()] if line.strip() and not line[:1].isspace() else []
@@ -117,7 +116,7 @@ def read_earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
 
 
 def _boot(lines: list[str]) -> BootLog:
-    first = _TIME.match(lines[0]) if _BOOT.match(nvrm.message_of(lines[0])) else None
+    first = _TIME.match(lines[0]) if nvrm.begins_boot(lines[0]) else None
     parsed = nvrm.parse_log("\n".join(lines))
     if isinstance(parsed, Failure):
         raise UnknownFactError(parsed.error.message)
@@ -133,7 +132,7 @@ def parse(text: str, source: str) -> KernelLog:
     of_kernel = (_of_kernel(line) for line in lines)
     return KernelLog(
         source=source,
-        complete=any(_BOOT.match(nvrm.message_of(line)) for line in lines),
+        complete=any(nvrm.begins_boot(line) for line in lines),
         simulated=any(_SIMULATED.match(nvrm.message_of(line)) for line in lines),
         events=(*map(_of_driver, parsed.events), *(event for event in of_kernel if event)),
     )

@@ -5,7 +5,7 @@ import re
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models import Fact, FactArea, fact
-from gpunode.facts.parsers.nvrm import message_of
+from gpunode.facts.parsers.nvrm import begins_boot, message_of
 
 _VERBS = "/sys/class/infiniband_verbs/"
 _MAD = "/sys/class/infiniband_mad/"
@@ -17,7 +17,6 @@ _NETWORKD = re.compile(
     r"\S.{0,320}? systemd-networkd\[\d{1,10}\]: (?P<name>\S{1,40}): (?P<word>lost|gained) carrier$", re.I
 )
 _TIME = re.compile(r"\s*(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s")
-_BOOT = re.compile(r"Linux version \d")
 _LINE_LIMIT = 1000
 
 
@@ -99,7 +98,7 @@ def read_link_log(bundle: BundleReader) -> LinkLog:
     if not lines:
         raise UnknownFactError("the log has no line of this boot's start or of a link; run the probe as root")
     return LinkLog(
-        complete=any(_BOOT.match(message_of(line)) for line in lines),
+        complete=any(begins_boot(line) for line in lines),
         events=tuple(event for line in lines if (event := event_of(line)) is not None),
     )
 

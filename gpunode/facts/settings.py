@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError
@@ -14,7 +13,6 @@ from gpunode.facts.system import read_systemd
 from gpunode.frozen import invalid_field
 
 _LOCKDOWN = "/sys/kernel/security/lockdown"
-_CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 _LIMITS = "/etc/security/limits.conf"
 _LIMITS_FOLDER = "/etc/security/limits.d/"
 _LINE_LIMIT = 4000
@@ -64,13 +62,7 @@ class BootSetting(Fact):
 
 def read_lockdown(bundle: BundleReader) -> str:
     """Return the value in brackets; ``none`` if the kernel does not support lockdown."""
-    text = bundle.text(_LOCKDOWN)
-    if text is None:
-        return "none"
-    match = _CHOSEN.search(text)
-    if not match:
-        raise ParseError(f"expected a word in brackets in {_LOCKDOWN}, found '{first_line(text)}'")
-    return match[1]
+    return bundle.chosen(_LOCKDOWN) or "none"
 
 
 def read_sysctl(bundle: BundleReader) -> dict[str, str]:

@@ -51,6 +51,7 @@ def _compiler_version(text: str) -> str | None:
 
 _LINE_LIMIT = 4096
 _DEVICE = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?: [^)]{1,60})?"
+_BOOT = re.compile(r"Linux version \d")
 _XID = re.compile(rf"NVRM: Xid \((?P<where>{_DEVICE})\): (?P<xid>\d{{1,6}})(?:,\s*(?P<rest>.*))?$")
 _SXID = re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \((?P<where>{_DEVICE})\): (?P<xid>\d{{1,6}}),\s*(?P<rest>.*)$")
 _NVRM = re.compile(r"NVRM: (?P<rest>\S.*)$")
@@ -144,6 +145,11 @@ def message_of(line: str) -> str:
     """Return the kernel's own message in a line of its log; empty if there is none."""
     at = message_at(line)
     return "" if at is None else line[at:]
+
+
+def begins_boot(line: str) -> bool:
+    """Return whether a line of the kernel's log is the first one of a boot."""
+    return _BOOT.match(message_of(line)) is not None
 
 
 def _event(line: str, xids: Mapping[int, XidMeaning]) -> LogEvent | None:
