@@ -32,7 +32,7 @@ from gpunode.text import now, printable
 @history_option(default=True)
 @verbose_option("Print each node as it answers.")
 @FORMAT
-def command(  # noqa: PLR0913
+def collect_command(  # noqa: PLR0913
     *,
     selection: Selection,
     save: Path | None,

@@ -40,7 +40,7 @@ ALWAYS = ("node.reachable",)
 @REPLAY
 @verbose_option("Also show checks that passed on the nodes.")
 @FORMAT
-def command(*, message: str, selection: Selection, replay: bool, verbose: bool, form: str) -> int:
+def explain_command(*, message: str, selection: Selection, replay: bool, verbose: bool, form: str) -> int:
     """Explain an error MESSAGE, and with HOSTs, -i or --replay what these nodes have to do with it.
 
     Exit codes: 0 explained, 2 wrong usage, 3 the text is unknown, or a node could not be reached.

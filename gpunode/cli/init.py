@@ -85,7 +85,7 @@ class Host:
 @ASK_BECOME_PASS
 @QUIET
 @VERBOSE_ACCEPTED
-def command(  # noqa: PLR0913
+def init_command(  # noqa: PLR0913
     *,
     folder: Path | None,
     hosts: tuple[str, ...],

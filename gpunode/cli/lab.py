@@ -47,7 +47,7 @@ def _existing(file: Path, name: str) -> Path:
 
 @click.group()
 @VERBOSE_ACCEPTED
-def command() -> None:
+def lab_command() -> None:
     """Manage simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
 
     \b
@@ -58,7 +58,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@lab_command.command()
 @VERBOSE_ACCEPTED
 @click.option(
     "-n", "count", type=int, default=1, show_default=True, metavar="N", help="Number of nodes of this system."
@@ -88,7 +88,7 @@ def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None
     return Exit.GOOD
 
 
-@command.command()
+@lab_command.command()
 @VERBOSE_ACCEPTED
 @_name
 @click.option("--images", is_flag=True, help="Also remove images that no other lab uses.")
@@ -104,7 +104,7 @@ def down(name: str, images: bool) -> int:
     return Exit.GOOD
 
 
-@command.command()
+@lab_command.command()
 @VERBOSE_ACCEPTED
 @_name
 @FORMAT
@@ -150,7 +150,7 @@ def status(name: str, form: str) -> int:
     return code
 
 
-@command.command()
+@lab_command.command()
 @VERBOSE_ACCEPTED
 @_name
 @click.argument("node")
@@ -209,7 +209,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         click.echo(line)
 
 
-@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@lab_command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_name
 @verbose_option("Print what ssh does.")
 @click.argument("node")
@@ -230,7 +230,7 @@ def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
         raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
 
 
-@command.command()
+@lab_command.command()
 @VERBOSE_ACCEPTED
 @_name
 @click.option("--path", is_flag=True, help="Print only the path of the file.")
@@ -241,7 +241,7 @@ def inventory(name: str, path: bool) -> int:
     return Exit.GOOD
 
 
-@command.command()
+@lab_command.command()
 @VERBOSE_ACCEPTED
 @click.argument("kind", metavar="KIND")
 @output_option("Output file.", required=True)

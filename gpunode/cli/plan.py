@@ -144,7 +144,7 @@ class PlanOptions:
 @QUIET
 @ASK_BECOME_PASS
 @verbose_option("Also show components that the stack omits, and why.")
-def command(**values: Any) -> int:
+def plan_command(**values: Any) -> int:
     """Resolve a matched stack: driver, CUDA, fabric, DCGM, containers and package names, each with the rule that
     decides it.
 

@@ -226,7 +226,7 @@ class ProvisionOptions:
 @FORKS
 @click.option("-v", "--verbose", count=True, help="Increase the verbosity of Ansible.  [repeatable]")
 @FORMAT
-def command(**values: Any) -> int:
+def provision_command(**values: Any) -> int:
     """Install and configure the GPU stack on the nodes of an inventory.
 
     Runs playbooks/site.yml with ansible-playbook and prints its output unchanged, on stderr each role as it begins, and

@@ -17,6 +17,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from gpunode.cli.verbs import command_of
 from gpunode.errors import UsageError
 from gpunode.text import printable, suggestion
 from gpunode.whole import exists, trusted_users
@@ -301,9 +302,8 @@ def _refuse_unknown_options(file: SettingsFile, table: Table, command: click.Com
 def _options_of_other_kinds() -> set[str]:
     """Return the options of ``validate`` and of ``validate --fabric``."""
     # By name, as the group of all verbs loads them: these modules import this one.
-    commands = (("fabric", "validate_fabric"), ("validate", "command"))
-    loaded: list[click.Command] = [getattr(import_module(f"gpunode.cli.{verb}"), name) for verb, name in commands]
-    return {name for command in loaded for name, _ in options_of(command)}
+    commands: list[click.Command] = [import_module("gpunode.cli.fabric").validate_fabric, command_of("validate")]
+    return {name for command in commands for name, _ in options_of(command)}
 
 
 def _checked(value: Any, param: click.Option, path: Path, key: str) -> Any:

@@ -55,7 +55,7 @@ _UNLIMITED = 1 << 16
 @format_option("console", "json", "csv", text="json, csv: a document, or rows, for each interval: gpunode schema top.")
 @VERBOSE_ACCEPTED
 @click.pass_context
-def command(  # noqa: PLR0913
+def top_command(  # noqa: PLR0913
     ctx: click.Context,
     /,
     *,

@@ -120,7 +120,7 @@ COUNT_EVERY_S = 10.0
 @STRICT
 @verbose_option("Also show notes, passed and skipped checks.")
 @click.pass_context
-def command(  # noqa: PLR0913
+def validate_command(  # noqa: PLR0913
     ctx: click.Context,
     /,
     *,

@@ -47,42 +47,41 @@ TOPICS: dict[str, dict[str, str]] = {
 }
 """Topic -> verbs with what they do, in the order of the help."""
 VERBS = {name: text for verbs in TOPICS.values() for name, text in verbs.items()}
-COMMANDS = {
-    "init": ("init", "command"),
-    "plan": ("plan", "command"),
-    "provision": ("provision", "command"),
-    "upgrade": ("upgrade", "upgrade_command"),
-    "rollback": ("upgrade", "rollback_command"),
-    "validate": ("validate", "command"),
-    "collect": ("collect", "command"),
-    "compare": ("history", "compare_command"),
-    "history": ("history", "history_command"),
-    "top": ("top", "command"),
-    "monitoring": ("checks", "monitoring_command"),
-    "env": ("env", "env_command"),
-    "advise": ("env", "advise_command"),
-    "profile": ("jobs", "profile_command"),
-    "stage": ("jobs", "stage_command"),
-    "checks": ("checks", "checks_command"),
-    "explain": ("explain", "command"),
-    "catalog": ("lookup", "catalog_command"),
-    "parse": ("lookup", "parse_command"),
-    "schema": ("reference", "schema_command"),
-    "lab": ("lab", "command"),
-    "config": ("reference", "config_command"),
-    "evidence": ("history", "evidence_command"),
-    "zipapp": ("zipapp", "command"),
-    "completion": ("reference", "completion_command"),
-    "man": ("reference", "man_command"),
+MODULES = {
+    "init": "init",
+    "plan": "plan",
+    "provision": "provision",
+    "upgrade": "upgrade",
+    "rollback": "upgrade",
+    "validate": "validate",
+    "collect": "collect",
+    "compare": "history",
+    "history": "history",
+    "top": "top",
+    "monitoring": "checks",
+    "env": "env",
+    "advise": "env",
+    "profile": "jobs",
+    "stage": "jobs",
+    "checks": "checks",
+    "explain": "explain",
+    "catalog": "lookup",
+    "parse": "lookup",
+    "schema": "reference",
+    "lab": "lab",
+    "config": "reference",
+    "evidence": "history",
+    "zipapp": "zipapp",
+    "completion": "reference",
+    "man": "reference",
 }
-"""Verb -> module in ``gpunode.cli`` and its command. A module has several verbs where they load much the same."""
+"""Verb -> module in ``gpunode.cli`` with ``VERB_command``. A module has several verbs where they load much the same."""
 
 
 def command_of(verb: str) -> Any:
     """Return the command of a verb; its module is loaded."""
-    module, name = COMMANDS[verb]
     with loading():
-        return getattr(import_module(f"gpunode.cli.{module}"), name)
+        return getattr(import_module(f"gpunode.cli.{MODULES[verb]}"), f"{verb}_command")
 
 
 @contextmanager

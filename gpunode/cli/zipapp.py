@@ -50,7 +50,7 @@ START = PACKAGE / "zipapp_main.py"
     help="Repeatable.  [default: that of this machine]",
 )
 @VERBOSE_ACCEPTED
-def command(out: Path, pythons: tuple[str, ...], machines: tuple[str, ...]) -> int:
+def zipapp_command(out: Path, pythons: tuple[str, ...], machines: tuple[str, ...]) -> int:
     """Build gpunode as one file that runs on a node without being installed there.
 
     The node needs a Python of the versions that the file is built for. Dependencies are downloaded with the hashes that

@@ -25,7 +25,7 @@ from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
 from gpunode.cli.root import expects_json, root, with_common
 from gpunode.cli.selection import Shown, progress, shown_progress
-from gpunode.cli.verbs import COMMANDS, command_of
+from gpunode.cli.verbs import MODULES, command_of
 from gpunode.errors import UsageError
 from gpunode.judging.request import selected_checks
 from gpunode.report.outcomes import ErrorDocument
@@ -255,8 +255,8 @@ def test_every_module_with_a_command_is_a_verb() -> None:
         for attribute, command in vars(importlib.import_module(f"gpunode.cli.{name}")).items()
         if isinstance(command, click.Command) and (attribute == "command" or attribute.endswith("_command"))
     }
-    assert commands == set(COMMANDS.values())
-    assert set(COMMANDS) == set(VERBS)
+    assert commands == {(module, f"{verb}_command") for verb, module in MODULES.items()}
+    assert set(MODULES) == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
